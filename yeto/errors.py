@@ -1,0 +1,49 @@
+"""The error tree: by who is at fault and what there is to do.
+
+Every message names the flag, file, line, row or learner at fault, and the remedy. The command line
+prints the message as one line; a traceback appears only with ``--debug``.
+"""
+
+
+class YetoError(Exception):
+    """Base class of every error Yeto raises on purpose."""
+
+    exit_code = 1
+
+
+class ConfigError(YetoError):
+    """A flag, environment variable or configuration file asks for something impossible."""
+
+    exit_code = 2
+
+
+class CoordinatorError(YetoError):
+    """An event that no delay and no peer can cause reached the coordinator: a bug of the caller."""
+
+
+class TapeError(YetoError):
+    """A tape is damaged or cannot be written; the message names file and line."""
+
+
+class ReplayDivergence(YetoError):
+    """A recorded decision differs from the one that the rules give."""
+
+
+class CheckpointError(YetoError):
+    """A checkpoint is missing, damaged, or belongs to another run."""
+
+
+class ProtocolError(YetoError):
+    """A peer sent bytes that the protocol does not allow here and now."""
+
+
+class SessionMismatch(YetoError):
+    """A learner's settings differ from the session's; the message names the field and both values."""
+
+
+class MergeError(YetoError):
+    """Tensors given to the merge do not fit each other, or a result is unusable."""
+
+
+class DataError(YetoError):
+    """A data file, row, template or tokenizer cannot be used; names file, row and remedy."""

@@ -1,0 +1,1 @@
+"""Named parameters to fragments."""

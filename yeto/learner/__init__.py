@@ -1,0 +1,1 @@
+"""The learner: a training loop that never waits for the network, and its client."""

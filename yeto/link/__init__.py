@@ -1,0 +1,1 @@
+"""Trio streams that carry the wire protocol; shared by syncer and learner."""

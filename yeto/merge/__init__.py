@@ -1,0 +1,1 @@
+"""Tensor functions of the merge; nothing here knows of learners or rounds."""

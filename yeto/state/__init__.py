@@ -1,0 +1,1 @@
+"""The syncer's tensors: immutable fragment versions and the checkpoint."""

@@ -1,0 +1,1 @@
+"""The Trio shell around the coordinator: carries decisions out and decides nothing."""

@@ -1,0 +1,1 @@
+"""The causal-LM task: rows, masks, packing, model loading, LoRA, export."""

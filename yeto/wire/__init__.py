@@ -1,0 +1,1 @@
+"""The wire protocol, sans-I/O: bytes to messages and back."""

@@ -1,0 +1,92 @@
+"""The one contract between the training loop and whatever is being trained.
+
+The loop knows tensors, counts and optimizer steps. What a row is, how a loss is computed and what a saved
+result looks like belongs to the task. A causal language model and a diffusion model plug in behind the same
+seven methods; the loop never asks which one it holds.
+
+The rule of the counts: a task never divides. ``loss`` is a *sum* over ``Batch.targets`` units (target tokens,
+predicted elements), and the loop divides the sum of a whole accumulation group by the group's exact count.
+A mean of means would weigh short batches too much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from attrs import field, frozen
+from torch import nn
+
+
+@frozen(kw_only=True)
+class Batch:
+    """One micro batch, with the two counts the loop needs."""
+
+    inputs: Any = field(repr=False)
+    """What the task's own ``loss`` understands; opaque to the loop."""
+    targets: int
+    """Units the summed loss is divided by: weighted target tokens, or predicted elements. May be 0."""
+    tokens: int
+    """Raw units trained on: packed tokens including those without a loss, or samples."""
+
+
+@frozen(kw_only=True)
+class Evaluation:
+    """The outcome of one pass over the held-out rows."""
+
+    loss_sum: float
+    """Summed loss over all targets (nats for a language model)."""
+    targets: int
+    """Number of targets in the sum; above 0."""
+    rows: int
+    """Held-out rows read."""
+
+    @property
+    def loss(self) -> float:
+        """Mean loss per target."""
+        return self.loss_sum / self.targets
+
+
+class Task(Protocol):
+    """A model with its data. Every method is called on the training thread only."""
+
+    def trainable_parameters(self) -> dict[str, nn.Parameter]:
+        """Return every trained parameter under its canonical name, each of dtype float32.
+
+        Names are full dotted names without the pieces that wrappers add. The parameters are the live ones:
+        the loop optimises them and overwrites their data with what it receives. Their values right after
+        construction must depend on the configuration and the root seed only, never on the learner.
+        """
+        ...
+
+    def binding(self) -> Mapping[str, Any]:
+        """Return what all learners of a run must share, as JSON without floats and without paths.
+
+        Model identity, tuning, adapter rank, alpha and targets, root seed, number of learners.
+        """
+        ...
+
+    def describe(self) -> Mapping[str, Any]:
+        """Return facts for people and for export, as JSON: model name, trainable share, dtype, device."""
+        ...
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield micro batches for ever; called once. The order depends on configuration and seed only."""
+        ...
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """Return the loss of ``batch`` summed over its targets: a differentiable scalar, float32."""
+        ...
+
+    def evaluate(self) -> Evaluation | None:
+        """Measure the current weights on the held-out rows, without gradients; None when there are none.
+
+        Leaves the model in training mode and draws nothing from the random state training uses.
+        """
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write the current trained weights into ``folder`` in the form users of the model load."""
+        ...

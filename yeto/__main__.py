@@ -1,0 +1,5 @@
+"""``python -m yeto`` is ``yeto``."""
+
+from yeto.cli.main import main
+
+main()

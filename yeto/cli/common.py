@@ -1,0 +1,95 @@
+"""What all commands share: where flags come from, how errors look, which exit code they give.
+
+A flag is taken from the command line, else from ``YETO_<FLAG>``, else from the file named by ``--config``.
+Errors are one line on stderr saying cause and remedy; ``--debug`` adds the traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from yeto.errors import ConfigError, YetoError
+
+if TYPE_CHECKING:
+    from cyclopts import App
+
+INTERRUPTED = 130
+"""Exit code of a process that a second Ctrl-C ended at once (128 + SIGINT)."""
+
+
+def take_flag(tokens: Sequence[str], flag: str) -> tuple[list[str], str | None]:
+    """Remove ``flag VALUE`` or ``flag=VALUE`` from tokens; return the rest and the value.
+
+    Raises:
+        ConfigError: the flag is the last token, without its value.
+    """
+    rest: list[str] = []
+    value: str | None = None
+    pending = iter(tokens)
+    for token in pending:
+        if token == flag:
+            value = next(pending, None)
+            if value is None:
+                raise ConfigError(f"{flag} needs a value")
+        elif token.startswith(flag + "="):
+            value = token[len(flag) + 1 :]
+        else:
+            rest.append(token)
+    return rest, value
+
+
+def run_app(build: Callable[[], App], tokens: Sequence[str], *, table: str | None = None) -> int:
+    """Parse tokens for the app that ``build`` makes, run its command, return the exit code.
+
+    Args:
+        build: makes the cyclopts App; called after ``--debug`` was seen, so its imports are covered too.
+        tokens: command-line words after the command's name.
+        table: name of the table of the ``--config`` file that holds this command's flags; None reads
+            the table named after the command.
+
+    Returns:
+        What the command returned (None counts as 0), or the exit code of the error that ended it.
+    """
+    words = list(tokens)
+    debug = "--debug" in words or os.environ.get("YETO_DEBUG", "") not in ("", "0")
+    words = [word for word in words if word != "--debug"]
+    try:
+        from cyclopts import CycloptsError
+        from cyclopts.config import Env, Toml
+
+        words, config_path = take_flag(words, "--config")
+        app = build()
+        sources: list[Any] = [Env("YETO_", command=False)]
+        if config_path is not None:
+            if not Path(config_path).is_file():
+                raise ConfigError(f"--config {config_path}: no such file")
+            roots = () if table is None else (table,)
+            sources.append(Toml(config_path, root_keys=roots, use_commands_as_keys=table is None))
+        app.config = sources
+        try:
+            result = app(words, exit_on_error=False, print_error=False, result_action="return_value")
+        except CycloptsError as error:
+            message = " ".join(str(error).split())
+            raise ConfigError(f"{message} (see {' '.join(app.name)} --help)") from error
+        return int(result or 0)
+    except YetoError as error:
+        return fail(error, debug=debug)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output (head, less) went away; there is nobody left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def fail(error: YetoError, *, debug: bool = False) -> int:
+    """Print an error as one line (with ``debug`` after its traceback); return its exit code."""
+    if debug:
+        traceback.print_exception(error)
+    print(f"yeto: {' '.join(str(error).split())}", file=sys.stderr)
+    return error.exit_code

@@ -1,0 +1,55 @@
+"""``yeto run --role syncer | learner | local``: each role is its own set of flags."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from yeto.cli.common import run_app, take_flag
+from yeto.errors import ConfigError
+
+ROLES: dict[str, tuple[str, str, str]] = {
+    "local": (
+        "yeto.cli.run_local",
+        "run_local_command",
+        "A whole training on this machine: a syncer and N learners as child processes, then the export.",
+    ),
+    "syncer": (
+        "yeto.cli.run_syncer",
+        "run_syncer_command",
+        "The syncer: pulls fragments from the learners, merges, commits, checkpoints, broadcasts.",
+    ),
+    "learner": (
+        "yeto.cli.run_learner",
+        "run_learner_command",
+        "One island's learner: trains on its own data and exchanges fragments with the syncer.",
+    ),
+}
+
+
+def run_command(
+    *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+) -> int:
+    """Run one role; ``yeto run --role ROLE --help`` lists its flags."""
+    words, role = take_flag(tokens, "--role")
+    if role is None:
+        if not words or {"--help", "-h"} & set(words):
+            print("Usage: yeto run --role ROLE [FLAGS]\n")
+            for name, (_, _, text) in ROLES.items():
+                print(f"  --role {name:<8} {text}")
+            print("\nyeto run --role ROLE --help lists the flags of a role.")
+            return 0 if words else 2
+        raise ConfigError(f"yeto run: say which part to run with --role {' | '.join(ROLES)}")
+    if role not in ROLES:
+        raise ConfigError(f"--role {role}: must be one of {', '.join(ROLES)}")
+    return run_app(lambda: _role_app(role), words, table=role)
+
+
+def _role_app(role: str) -> App:
+    module, function, text = ROLES[role]
+    command: Any = getattr(import_module(module), function)
+    app = App(name=f"yeto run --role {role}", help=text, help_format="plaintext", version_flags=[])
+    app.default(command)
+    return app

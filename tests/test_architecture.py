@@ -1,0 +1,141 @@
+"""The rules between the packages, read from the source and from a real interpreter's sys.modules."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import yeto
+
+PACKAGE = Path(yeto.__file__).parent
+
+ALLOWED = {
+    "core": set(),
+    "tape": {"core"},
+    "wire": set(),
+    "link": {"wire"},
+    "merge": {"wire", "core"},
+    "state": {"wire", "merge"},
+    "layout": {"wire"},
+    "syncer": {"core", "tape", "wire", "link", "merge", "state"},
+    "learner": {"wire", "link", "layout"},
+    "text": {"layout", "wire", "state", "learner"},
+    "view": {"core", "tape"},
+    "cli": {"core", "tape", "wire", "link", "state", "layout", "syncer", "learner", "text", "view"},
+}
+"""Which packages of ours each package may import (errors is open to all)."""
+
+PURE = {
+    "__future__",
+    "attrs",
+    "bisect",
+    "collections",
+    "dataclasses",
+    "enum",
+    "functools",
+    "heapq",
+    "immutables",
+    "itertools",
+    "math",
+    "operator",
+    "typing",
+}
+"""What the coordinator may import: nothing with a clock, randomness, files, sockets or logging."""
+
+
+def modules():
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def imports(path):
+    """Return (line, dotted module) of every import of a file, wherever it stands."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            found.append((node.lineno, node.module))
+    return found
+
+
+def test_every_package_has_a_rule():
+    packages = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    assert packages == set(ALLOWED)
+
+
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_packages_import_only_what_the_rule_allows(package):
+    for path in sorted((PACKAGE / package).rglob("*.py")):
+        for line, module in imports(path):
+            parts = module.split(".")
+            if parts[0] != "yeto" or parts[1:2] in ([], ["errors"], [package]):
+                continue
+            assert parts[1] in ALLOWED[package], f"{path}:{line}: {package} must not import {module}"
+
+
+def test_text_takes_only_the_task_types_from_the_learner():
+    for path in sorted((PACKAGE / "text").rglob("*.py")):
+        for line, module in imports(path):
+            if module.startswith("yeto.learner"):
+                assert module == "yeto.learner.task", f"{path}:{line}: {module}"
+
+
+def test_text_uses_state_for_export_only():
+    users = {
+        path.name
+        for path in (PACKAGE / "text").rglob("*.py")
+        if any(module.startswith("yeto.state") for _, module in imports(path))
+    }
+    assert all(name.startswith("export") for name in users), users
+
+
+def test_core_is_pure():
+    for path in sorted((PACKAGE / "core").rglob("*.py")):
+        for line, module in imports(path):
+            top = module.split(".")[0]
+            assert top in PURE or module.startswith("yeto."), (
+                f"{path}:{line}: the core must not import {module}"
+            )
+        names = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
+        assert not names & {"open", "print", "input", "globals", "exec", "eval", "__import__"}, path
+
+
+def test_syncer_needs_no_model_library():
+    loaded = loaded_by("import yeto.syncer, yeto.cli.run_syncer")
+    assert not loaded & {"transformers", "peft", "datasets"}
+
+
+HEAVY = {"torch", "transformers", "peft", "datasets", "numpy"}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import yeto",
+        "import yeto.core, yeto.tape",
+        "from yeto.cli.main import build; build()(['--help'], result_action='return_value')",
+        "from yeto.cli.main import main; main(['run', '--help'])",
+        "from yeto.cli.main import main; main(['replay', '--help'])",
+        "from yeto.cli.main import main; main(['replay', {tape!r}])",
+        "from yeto.cli.main import main; main(['replay', {tape!r}, '--state'])",
+    ],
+)
+def test_light_commands_load_no_heavy_library(statement, fixtures):
+    tape = str(fixtures / "tapes" / "two-learners-v1.jsonl")
+    assert not loaded_by(statement.format(tape=tape)) & HEAVY
+
+
+def loaded_by(statement):
+    """Run a statement in a fresh interpreter; return the top-level modules it left loaded."""
+    script = (
+        "import sys\n"
+        f"try:\n    {statement}\n"
+        "except SystemExit as end:\n    assert not end.code, end.code\n"
+        "finally:\n    print('\\nLOADED', *{name.split('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.rsplit("LOADED", 1)[1].split())

@@ -1,0 +1,171 @@
+"""A run as a person sees it: a fold of the tape, record by record, and nothing else.
+
+Because nothing but the tape goes in, the same fold serves a running, a finished and a crashed run, here or on
+a copy of the file elsewhere. Memory is bounded by learners, fragments and open rounds, never by the length of
+the run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from attrs import Factory, define
+
+from yeto.core.config import CoreConfig
+from yeto.core.decisions import (
+    AttemptDiscarded,
+    AttemptOpened,
+    AttemptSealed,
+    FinalCutOrdered,
+    GraceOpened,
+    LearnerRefused,
+    PushRefused,
+    RoundCommitted,
+    RoundsStarted,
+    SessionEnded,
+    SessionEnding,
+)
+from yeto.core.events import (
+    CheckpointWritten,
+    Heartbeat,
+    LearnerJoined,
+    LearnerLeft,
+    PushOffered,
+    SessionResumed,
+)
+from yeto.tape import Header, Record
+
+PACE_COMMITS = 32
+"""Commits that the pace (and so the ETA) is measured over: long enough to smooth stragglers, short enough to
+follow a fleet that changes."""
+
+
+@define
+class LearnerView:
+    """One learner's part in the run."""
+
+    linked: bool = False
+    local_step: int = 0
+    merges: int = 0
+    c_steps: int = 0
+    c_tokens: int = 0
+    contribution: float = 0.0
+    """Sum over committed rounds of its share of the applied weights."""
+    staleness: int | None = None
+    """Of its last merged push."""
+    missed: int = 0
+    """Committed rounds of this start that did not wait for it."""
+    refused: int = 0
+
+
+@define
+class RunView:
+    """The fold. Feed it every record of a tape in order."""
+
+    config: CoreConfig | None = None
+    at: float = 0.0
+    step: int = 0
+    phase: str = "starting"
+    """``starting``, ``rounds``, ``final``, ``budget``, ``stop`` or ``ended``."""
+    exit_code: int | None = None
+    why: str = ""
+    """The coordinator's last sentence about what it is doing."""
+    learners: dict[int, LearnerView] = Factory(dict)
+    open_rounds: dict[int, str] = Factory(dict)
+    checkpoint_step: int | None = None
+    attempts: int = 0
+    discarded: int = 0
+    resumes: int = 0
+    refusals: dict[str, int] = Factory(dict)
+    _commit_times: deque[float] = Factory(lambda: deque(maxlen=PACE_COMMITS))
+
+    def feed(self, record: Record) -> None:
+        """Take the next record of the tape."""
+        self.at = record.at
+        body = record.body
+        match body:
+            case Header():
+                self._configure(body.config)
+            case SessionResumed():
+                self._resume(body)
+            case LearnerJoined():
+                self.learner(body.learner).linked = True
+            case LearnerLeft():
+                self.learner(body.learner).linked = False
+            case Heartbeat() | PushOffered():
+                self.learner(body.learner).local_step = body.local_step
+            case CheckpointWritten():
+                self.checkpoint_step = body.step
+            case RoundsStarted():
+                self.phase, self.why = "rounds", body.why
+            case AttemptOpened():
+                self.attempts += 1
+                self.open_rounds[body.step] = self.why = body.why
+            case GraceOpened() | AttemptSealed():
+                self.open_rounds[body.step] = self.why = body.why
+            case AttemptDiscarded():
+                self.discarded += 1
+                self.open_rounds.pop(body.step, None)
+                self.why = body.why
+            case PushRefused() | LearnerRefused():
+                self.refusals[body.reason] = self.refusals.get(body.reason, 0) + 1
+                self.learner(body.learner).refused += 1
+            case RoundCommitted():
+                self._commit(body)
+            case SessionEnding():
+                self.phase, self.why = body.phase, body.why
+            case FinalCutOrdered():
+                self.why = body.why
+            case SessionEnded():
+                self.phase, self.exit_code, self.why = "ended", body.exit_code, body.why
+            case _:
+                pass
+
+    def learner(self, learner: int) -> LearnerView:
+        """Return the view of one learner, made on first mention."""
+        return self.learners.setdefault(learner, LearnerView())
+
+    @property
+    def total_steps(self) -> int | None:
+        """Rounds to commit, once the header was read."""
+        return None if self.config is None else self.config.total_steps
+
+    def seconds_left(self) -> float | None:
+        """Return the time the remaining rounds take at the present pace; None until there is a pace."""
+        times = self._commit_times
+        if self.total_steps is None or len(times) < 2:
+            return None
+        pace = (times[-1] - times[0]) / (len(times) - 1)
+        return max(0.0, (self.total_steps - self.step) * pace - (self.at - times[-1]))
+
+    def _configure(self, config: CoreConfig) -> None:
+        self.config = config
+        for learner in range(config.num_learners):
+            self.learner(learner)
+
+    def _commit(self, merge: RoundCommitted) -> None:
+        self.step = merge.step
+        self.open_rounds.pop(merge.step, None)
+        self._commit_times.append(self.at)
+        for responder in merge.responders:
+            view = self.learner(responder.learner)
+            view.merges += 1
+            view.c_steps += responder.c_steps
+            view.c_tokens += responder.c_tokens
+            view.contribution += responder.contribution
+            view.staleness = responder.staleness
+        for learner in merge.missed:
+            self.learner(learner).missed += 1
+
+    def _resume(self, event: SessionResumed) -> None:
+        """Begin a new timeline: commits above its step are superseded, the ledger is the checkpoint's."""
+        self._configure(event.config)
+        self.step, self.phase, self.exit_code = event.step, "starting", None
+        self.resumes += 1
+        self.open_rounds.clear()
+        self._commit_times.clear()
+        for view in self.learners.values():
+            view.linked, view.merges, view.c_steps, view.c_tokens, view.contribution = False, 0, 0, 0, 0.0
+        for entry in event.ledger:
+            view = self.learner(entry.learner)
+            view.merges, view.c_steps, view.c_tokens = entry.merges, entry.c_steps, entry.c_tokens

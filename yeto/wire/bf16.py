@@ -1,9 +1,9 @@
 """Codec bf16: the upper half of an f32, rounded to nearest, ties to even.
 
 The dtype of broadcasts, and of pushes unless the session says otherwise: eight bits of exponent keep the
-range of f32, so small deltas survive, at half the bytes. Rounding adds half a unit of the last kept bit and one
-more bit if that bit is odd, then drops the lower half; a carry into the exponent is right, up to infinity.
-NaN must not take part (a carry could turn it into -0), so it is cut and marked quiet instead.
+range of f32, so small deltas survive, at half the bytes. Rounding adds half a unit of the last kept bit and
+one more bit if that bit is odd, then drops the lower half; a carry into the exponent is right, up to
+infinity. NaN must not take part (a carry could turn it into -0), so it is cut and marked quiet instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the tensor codecs share: sizes are checked before anything is allocated, arrays are checked or made."""
+"""What the tensor codecs share: sizes are checked before anything is allocated."""
 
 from __future__ import annotations
 

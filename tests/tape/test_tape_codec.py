@@ -1,0 +1,315 @@
+"""Lines: exact bytes, there and back for every kind, and everything that is refused."""
+
+import types
+import typing
+from pathlib import Path
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from yeto.core.config import CoreConfig
+from yeto.core.decisions import DECISIONS, AttemptOpened, Decision
+from yeto.core.events import EVENTS, Heartbeat, LearnerLeft, PushReceived, StopRequested
+from yeto.core.values import Member
+from yeto.errors import TapeError
+from yeto.tape import Decoder, Header, Record, encode, round_at
+
+CLASSES = {"header": Header, **EVENTS, **DECISIONS}
+CONFIG = CoreConfig(num_learners=2, total_steps=4, quorum=2, wait_for=2)
+HEADER = encode(
+    seq=0,
+    at=0.0,
+    body=Header(
+        software_version="0.1.0",
+        wall_clock="2026-01-02T03:04:05+00:00",
+        session_id="5e551011",
+        config=CONFIG,
+    ),
+)
+PUSH = (
+    b'{"seq":1,"at":2.5,"kind":"push_received","learner":1,"generation":"00000000000000b1","fragment":0,'
+    b'"step":1,"attempt":1,"payload_bytes":64,"digest":"d1","finite":true,"norm":0.25,'
+    b'"cosine_to_momentum":null}\n'
+)
+OPENED = (
+    b'{"seq":2,"at":2.5,"kind":"attempt_opened","because":1,"why":"round 1 may open","step":1,"fragment":0,'
+    b'"attempt":1,"members":[{"learner":0,"generation":"a0"},{"learner":1,"generation":"b1"}],"quorum":2,'
+    b'"base_version":0,"deadline":902.5,"sweep":false}\n'
+)
+
+
+def decode_all(*lines):
+    decoder = Decoder("run.jsonl")
+    return [decoder.decode(line) for line in lines]
+
+
+def test_lines_are_flat_ascii_json_with_keys_in_class_order():
+    push = PushReceived(
+        at=2.5,
+        learner=1,
+        generation="00000000000000b1",
+        fragment=0,
+        step=1,
+        attempt=1,
+        payload_bytes=64,
+        digest="d1",
+        finite=True,
+        norm=0.25,
+        cosine_to_momentum=None,
+    )
+    opened = AttemptOpened(
+        why="round 1 may open",
+        step=1,
+        fragment=0,
+        attempt=1,
+        members=(Member(learner=0, generation="a0"), Member(learner=1, generation="b1")),
+        quorum=2,
+        base_version=0,
+        deadline=902.5,
+        sweep=False,
+    )
+    assert encode(seq=1, at=2.5, body=push) == PUSH
+    assert encode(seq=2, at=2.5, body=opened, because=1) == OPENED
+    assert decode_all(HEADER, PUSH, OPENED)[1:] == [
+        Record(seq=1, at=2.5, kind="push_received", because=None, body=push),
+        Record(seq=2, at=2.5, kind="attempt_opened", because=1, body=opened),
+    ]
+
+
+def test_the_header_is_line_one_and_holds_every_setting():
+    assert HEADER.startswith(b'{"seq":0,"at":0.0,"kind":"header","format_version":1,"rules_version":1,')
+    (record,) = decode_all(HEADER)
+    assert record.body.config == CONFIG
+
+
+def values_of(type_):
+    """Return a strategy for the values of a field's type."""
+    if type_ is int:
+        return st.integers(-(2**63), 2**64)
+    if type_ is float:
+        # Whole numbers are written without a point and must come back as the same number.
+        return st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**53), 2**53)
+    if type_ is str:
+        return st.text(max_size=8)
+    if type_ is bool:
+        return st.booleans()
+    if isinstance(type_, types.UnionType):
+        return st.one_of(*(values_of(part) for part in typing.get_args(type_)))
+    if type_ is types.NoneType:
+        return st.none()
+    if typing.get_origin(type_) is tuple:
+        return st.lists(values_of(typing.get_args(type_)[0]), max_size=2).map(tuple)
+    return bodies(type_)
+
+
+def bodies(cls):
+    hints = typing.get_type_hints(cls)
+    return st.builds(cls, **{field.name: values_of(hints[field.name]) for field in attrs.fields(cls)})
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CLASSES if kind != "header"])
+def test_every_kind_comes_back_as_it_went(kind):
+    @settings(max_examples=12, derandomize=True, database=None, deadline=None)
+    @given(bodies(CLASSES[kind]))
+    def there_and_back(body):
+        if isinstance(body, Decision):
+            lines = [encode(seq=1, at=1.5, body=StopRequested(at=1.5, signal="SIGTERM"))]
+            lines.append(encode(seq=2, at=1.5, body=body, because=1))
+        else:
+            body = attrs.evolve(body, at=abs(body.at))
+            lines = [encode(seq=1, at=body.at, body=body)]
+        record = decode_all(HEADER, *lines)[-1]
+        assert record.body == body
+        assert record.kind == kind
+        # Nothing is lost or bent by a second round either.
+        again = encode(seq=record.seq, at=record.at, body=record.body, because=record.because)
+        assert decode_all(HEADER, *lines[:-1], again)[-1] == record
+
+    there_and_back()
+
+
+def test_real_numbers_are_floats_after_reading():
+    record = decode_all(HEADER, PUSH.replace(b'"norm":0.25', b'"norm":3'))[-1]
+    assert record.body.norm == 3.0
+    assert type(record.body.norm) is float
+
+
+@pytest.mark.parametrize("text", ["\u2028", "\u2029", "\x85", "\x0b", "\x1c", "é😀", 'a"b\\c\n\r\t\x00'])
+def test_only_lf_ends_a_record(text):
+    event = LearnerLeft(at=1.0, learner=0, generation="a0", reason=f"<{text}>")
+    line = encode(seq=1, at=1.0, body=event)
+    assert line.isascii()
+    assert line.count(b"\n") == 1
+    assert decode_all(HEADER, line)[-1].body == event
+
+
+@pytest.mark.parametrize("text", ["\u2028", "\u2029", "\x85", "é😀"])
+def test_characters_may_also_stand_there_raw(text):
+    line = f'{{"seq":1,"at":1.0,"kind":"stop_requested","signal":"{text}"}}\n'.encode()
+    assert decode_all(HEADER, line)[-1].body == StopRequested(at=1.0, signal=text)
+
+
+REFUSED = {
+    "a key is missing": (b'"attempt":1,', b"", "missing key attempt"),
+    "a key with a default is missing": (b',"cosine_to_momentum":null', b"", "missing key cosine_to_momentum"),
+    "an unknown key": (b'"step":1', b'"step":1,"steps":1', 'unknown key "steps"'),
+    "a doubled key": (b'"step":1', b'"step":1,"step":1', 'key "step" stands there twice'),
+    "a string for a count": (b'"step":1', b'"step":"1"', 'field step: expected a whole number, found "1"'),
+    "a real for a count": (b'"step":1', b'"step":1.0', "field step: expected a whole number, found 1.0"),
+    "a bool for a count": (b'"step":1', b'"step":true', "field step: expected a whole number, found true"),
+    "null for a count": (b'"step":1', b'"step":null', "field step: expected a whole number, found null"),
+    "a string for a real": (b"0.25", b'"0.25"', 'field norm: expected a finite number, found "0.25"'),
+    "a bool for a real": (b"0.25", b"false", "field norm: expected a finite number, found false"),
+    "a whole number that is no float": (
+        b"0.25",
+        b"9007199254740993",
+        "field norm: the whole number 9007199254740993 does not fit a float exactly",
+    ),
+    "a number for a string": (b'"d1"', b"1", "field digest: expected a string, found 1"),
+    "a number for a bool": (b'"finite":true', b'"finite":1', "field finite: expected true or false, found 1"),
+    "a list for a scalar": (b'"step":1', b'"step":[1]', "field step: expected a whole number, found [1]"),
+    "NaN": (b"0.25", b"NaN", "NaN is not a number that JSON knows"),
+    "Infinity": (b"0.25", b"Infinity", "Infinity is not a number that JSON knows"),
+    "-Infinity": (b"0.25", b"-Infinity", "-Infinity is not a number that JSON knows"),
+    "a real beyond floats": (b"0.25", b"1e999", "field norm: expected a finite number, found Infinity"),
+    "a whole number beyond floats": (b"0.25", b"1" + b"0" * 400, "does not fit a float exactly"),
+    "an endless number": (b"0.25", b"1" * 5000, "not a JSON record"),
+    "an endless list": (b"0.25", b"[" * 100_000, "not a JSON record"),
+    "an unknown kind": (b"push_received", b"push_imagined", 'field kind: "push_imagined" is not a kind'),
+    "a kind that is no string": (b'"push_received"', b"7", "field kind: 7 is not a kind"),
+    "a second header": (b"push_received", b"header", "the header belongs on line 1"),
+    "a number that is left out": (b'"seq":1', b'"seq":2', "field seq: found 2 where 1 is due"),
+    "a number that is no number": (b'"seq":1', b'"seq":"1"', "field seq: expected a whole number"),
+    "a time before the last": (b'"at":2.5', b'"at":-1.0', "field at: -1.0 lies before 0.0"),
+    "a time that is none": (b'"at":2.5', b'"at":"2.5"', "field at: expected a finite number"),
+    "an event with a cause": (b'"learner":1', b'"because":0,"learner":1', 'unknown key "because"'),
+    "bytes that are no UTF-8": (b'"d1"', b'"\xff"', "not a JSON record"),
+    "two records on a line": (b"}\n", b"}{}\n", 'data after the record: "{}"'),
+    "half a record": (b"}\n", b"\n", "not a JSON record"),
+    "no record": (PUSH, b"\n", "not a JSON record"),
+    "no object": (PUSH, b'["seq",1]\n', "expected an object"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_file_line_and_field(case):
+    old, new, message = REFUSED[case]
+    assert old in PUSH
+    decoder = Decoder("run.jsonl")
+    decoder.decode(HEADER)
+    with pytest.raises(TapeError) as caught:
+        decoder.decode(PUSH.replace(old, new, 1))
+    assert str(caught.value).startswith("run.jsonl: line 2: ")
+    assert message in str(caught.value)
+    # A refused line leaves the decoder where it was.
+    assert decoder.decode(PUSH).seq == 1
+
+
+NESTED = {
+    "wrong scalar": (b'"b1"', b"1", "field members[1].generation: expected a string, found 1"),
+    "unknown key": (b'"b1"', b'"b1","x":0', 'field members[1]: unknown key "x"'),
+    "missing key": (b'"learner":1,', b"", "field members[1]: missing key learner"),
+    "doubled key": (b'"b1"', b'"b1","learner":1', 'key "learner" stands there twice'),
+    "no object": (b'{"learner":1,"generation":"b1"}', b"1", "field members[1]: expected an object, found 1"),
+    "an object for a list": (
+        b'[{"learner":0,"generation":"a0"},{"learner":1,"generation":"b1"}]',
+        b"{}",
+        "field members: expected a list, found {}",
+    ),
+    "a string for a list": (
+        b'[{"learner":0,"generation":"a0"},{"learner":1,"generation":"b1"}]',
+        b'"ab"',
+        'field members: expected a list, found "ab"',
+    ),
+    "not behind its event": (b'"because":1', b'"because":0', "field because: a decision belongs directly"),
+    "not at its event's time": (b'"at":2.5', b'"at":2.6', "field because: a decision belongs directly"),
+    "no cause": (b'"because":1,', b"", "missing key because"),
+}
+
+
+@pytest.mark.parametrize("case", NESTED)
+def test_refused_within_a_decision(case):
+    old, new, message = NESTED[case]
+    assert old in OPENED
+    with pytest.raises(TapeError) as caught:
+        decode_all(HEADER, PUSH, OPENED.replace(old, new, 1))
+    assert str(caught.value).startswith("run.jsonl: line 3: ")
+    assert message in str(caught.value)
+
+
+def test_a_decision_needs_an_event():
+    line = OPENED.replace(b'"seq":2,"at":2.5', b'"seq":1,"at":0.0').replace(b'"because":1', b'"because":0')
+    with pytest.raises(TapeError, match="line 2: field because"):
+        decode_all(HEADER, line)
+
+
+def test_the_tape_begins_with_its_header():
+    with pytest.raises(TapeError, match="line 1: the header belongs on line 1"):
+        decode_all(PUSH)
+
+
+@pytest.mark.parametrize("name", ["format_version", "rules_version"])
+def test_a_newer_tape_is_refused_with_the_remedy(name):
+    # Whatever else is new in it must not be what the error is about.
+    newer = HEADER.replace(f'"{name}":1'.encode(), f'"{name}":2,"colour":"red"'.encode())
+    with pytest.raises(TapeError, match=f"line 1: {name} 2 is newer than 1.* read the tape with Yeto 0.1.0"):
+        decode_all(newer)
+
+
+@pytest.mark.parametrize("version", [b"0", b"true", b'"1"', b"1.0"])
+def test_a_version_is_a_whole_number_from_one(version):
+    with pytest.raises(TapeError, match="line 1: field format_version: expected a version from 1"):
+        decode_all(HEADER.replace(b'"format_version":1', b'"format_version":' + version))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_json_lacks_is_never_written(value):
+    with pytest.raises(TapeError, match=r"record 7 \(push_received\) cannot be written"):
+        encode(seq=7, at=0.0, body=attrs.evolve(decode_all(HEADER, PUSH)[-1].body, norm=value))
+
+
+def test_numbers_of_other_libraries_are_never_written():
+    import numpy as np
+
+    beat = Heartbeat(at=0.0, learner=np.int64(1), generation="a0", local_step=1)
+    with pytest.raises(TapeError, match=r"record 1 \(heartbeat\) cannot be written"):
+        encode(seq=1, at=0.0, body=beat)
+
+
+def test_at_is_rounded_to_a_microsecond():
+    assert round_at(1.23456789) == 1.234568
+    assert round_at(0.1 + 0.2) == 0.3
+
+
+def shape(cls):
+    """Return a class as text: its fields in order with their types, nested classes named."""
+    hints = typing.get_type_hints(cls)
+    parts = []
+    for field in attrs.fields(cls):
+        hint = hints[field.name]
+        text = hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
+        parts.append(f"{field.name}: {text.replace('yeto.core.values.', '')}")
+    return ", ".join(parts)
+
+
+def values_reached():
+    """Return the classes that records hold, by name."""
+    found, waiting = {}, list(CLASSES.values())
+    while waiting:
+        hints = typing.get_type_hints(waiting.pop())
+        for hint in hints.values():
+            for part in (hint, *typing.get_args(hint)):
+                if isinstance(part, type) and attrs.has(part) and part.__name__ not in found:
+                    found[part.__name__] = part
+                    waiting.append(part)
+    return found
+
+
+def test_kinds_and_fields_are_frozen():
+    """What a tape of today holds must open for ever: a change here needs a new format version."""
+    lines = [f"{kind}({shape(cls)})" for kind, cls in CLASSES.items()]
+    lines += [f"{name}({shape(cls)})" for name, cls in sorted(values_reached().items())]
+    recorded = Path(__file__).with_name("format_1.txt").read_text(encoding="ascii")
+    assert "\n".join(lines) + "\n" == recorded

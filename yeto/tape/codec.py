@@ -1,0 +1,344 @@
+"""Records to lines and back: the border that lets nothing through that it did not write itself.
+
+A line is one flat JSON object in ASCII, keys in a fixed order, without spaces. Reading is strict, because
+a value that is silently bent at this border would show up much later as a decision nobody can explain: a
+missing, unknown or doubled key, a wrong scalar type (``"1"`` or ``true`` for a number, ``1.0`` for a
+count), NaN and Infinity are all refused with file, line and field. The one liberty: a whole number may
+stand where a real number is meant if it converts without loss, since JSON does not tell ``1`` from ``1.0``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn, get_args
+
+import attrs
+from attrs import frozen
+from cattrs import (
+    AttributeValidationNote,
+    ClassValidationError,
+    Converter,
+    IterableValidationError,
+    IterableValidationNote,
+)
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
+
+from yeto.core.decisions import DECISIONS, Decision
+from yeto.core.events import EVENTS, Event
+from yeto.errors import TapeError
+from yeto.tape.records import FORMAT_VERSION, HEADER_KIND, RULES_VERSION, Header, Record
+
+Body = Header | Event | Decision
+
+LINE_BYTES_MAX = 16 << 20
+"""No record is longer: a ``merge`` record with 2,000 responders has less than 1 MiB."""
+
+
+class _Refused(Exception):
+    """A value that the tape's border does not let through."""
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=True)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _structure_int(value: object, _: object) -> int:
+    # type() and not isinstance(): bool is an int to Python and must not be one here.
+    if type(value) is int:
+        return value
+    raise _Refused(f"expected a whole number, found {_shown(value)}")
+
+
+def _structure_float(value: object, _: object) -> float:
+    if type(value) is float and math.isfinite(value):
+        return value
+    if type(value) is int:
+        try:
+            exact = float(value)
+        except OverflowError:
+            exact = math.inf
+        if exact == value:
+            return exact
+        raise _Refused(f"the whole number {_shown(value)} does not fit a float exactly")
+    # json reads 1e999 as Infinity, so finiteness is checked here and not only by the parser.
+    raise _Refused(f"expected a finite number, found {_shown(value)}")
+
+
+def _structure_str(value: object, _: object) -> str:
+    if type(value) is str:
+        return value
+    raise _Refused(f"expected a string, found {_shown(value)}")
+
+
+def _structure_bool(value: object, _: object) -> bool:
+    if type(value) is bool:
+        return value
+    raise _Refused(f"expected true or false, found {_shown(value)}")
+
+
+def _is_tuple(type_: Any) -> bool:
+    return getattr(type_, "__origin__", None) is tuple
+
+
+def _tuple_hook(type_: Any, converter: Converter) -> Callable[[object, object], tuple[Any, ...]]:
+    """Return the hook for ``tuple[X, ...]``: a JSON list of X and nothing else (not a string, not a map)."""
+    item_type, ellipsis = get_args(type_)
+    if ellipsis is not Ellipsis:
+        raise TypeError(f"{type_}: records hold tuples of one type only")
+    item_hook = converter.get_structure_hook(item_type)
+
+    def structure(value: object, _: object) -> tuple[Any, ...]:
+        if type(value) is not list:
+            raise _Refused(f"expected a list, found {_shown(value)}")
+        try:
+            return tuple([item_hook(item, item_type) for item in value])
+        except Exception:
+            _blame_item(value, type_, item_hook, item_type)
+
+    return structure
+
+
+def _blame_item(
+    value: list[object], type_: Any, item_hook: Callable[[Any, Any], object], item_type: Any
+) -> NoReturn:
+    """Structure a list once more, item by item, to name the one at fault (the fast way does not know)."""
+    for index, item in enumerate(value):
+        try:
+            item_hook(item, item_type)
+        except Exception as error:
+            error.add_note(IterableValidationNote(f"item {index}", index, item_type))
+            raise IterableValidationError("list", [error], type_) from None
+    raise AssertionError("a list item failed only once")
+
+
+def _object_hook(cls: Any, converter: Converter) -> Callable[[object, object], Any]:
+    """Return the hook for an attrs class: an object with exactly its fields."""
+    inner = make_dict_structure_fn(cls, converter)
+    names = frozenset(field.name for field in attrs.fields(cls))
+
+    def structure(value: object, _: object) -> Any:
+        if type(value) is not dict:
+            raise _Refused(f"expected an object, found {_shown(value)}")
+        _check_keys(value, names)
+        return inner(value, cls)
+
+    return structure
+
+
+def _check_keys(value: dict[str, object], names: frozenset[str]) -> None:
+    if value.keys() != names:
+        missing, unknown = sorted(names - value.keys()), sorted(value.keys() - names)
+        raise _Refused(
+            f"missing key {', '.join(missing)}" if missing else f"unknown key {_shown(', '.join(unknown))}"
+        )
+
+
+def _make_converter() -> Converter:
+    """Return the one converter of this border. Order matters: the classes' hooks use the scalars'."""
+    converter = Converter(detailed_validation=True)
+    converter.register_structure_hook(int, _structure_int)
+    converter.register_structure_hook(float, _structure_float)
+    converter.register_structure_hook(str, _structure_str)
+    converter.register_structure_hook(bool, _structure_bool)
+    converter.register_structure_hook_factory(_is_tuple, lambda type_: _tuple_hook(type_, converter))
+    converter.register_structure_hook_factory(attrs.has, lambda cls: _object_hook(cls, converter))
+    return converter
+
+
+@frozen(kw_only=True)
+class _Kind:
+    """How the bodies of one kind are read and written; compiled once, because this is the hot path."""
+
+    is_decision: bool
+    keys: frozenset[str]
+    structure: Callable[[Any, Any], Body]
+    """Quick; does not know where a fault is."""
+    explain: Callable[[Any, Any], Body]
+    """The same, slower; its error names the field."""
+    unstructure: Callable[[Any], dict[str, Any]]
+
+
+_ENVELOPE = ("seq", "at", "kind")
+
+
+def _compile() -> dict[str, _Kind]:
+    converter = _make_converter()
+    kinds: dict[str, _Kind] = {}
+    classes: dict[str, type[Any]] = {HEADER_KIND: Header, **EVENTS, **DECISIONS}
+    for kind, cls in classes.items():
+        is_decision = kind in DECISIONS
+        fields = [field.name for field in attrs.fields(cls)]
+        envelope = (*_ENVELOPE, "because") if is_decision else _ENVELOPE
+        # Lines are flat, so a body's own fields must not be called like the envelope's.
+        # ``at`` of an event is both.
+        assert not set(fields) & set(envelope) - ({"at"} if kind in EVENTS else set()), kind
+        kinds[kind] = _Kind(
+            is_decision=is_decision,
+            keys=frozenset((*envelope, *fields)),
+            structure=make_dict_structure_fn(cls, converter, _cattrs_detailed_validation=False),
+            explain=make_dict_structure_fn(cls, converter, _cattrs_detailed_validation=True),
+            unstructure=make_dict_unstructure_fn(cls, converter),
+        )
+    return kinds
+
+
+_KINDS = _compile()
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number that JSON knows")
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        names = [name for name, _ in pairs]
+        doubled = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"key {_shown(doubled)} stands there twice")
+    return result
+
+
+_parse = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant).raw_decode
+# ASCII only: no reader of whatever kind then finds a line break (U+2028, NEL) where there is none,
+# and a cut never goes through a character.
+_render = json.JSONEncoder(
+    ensure_ascii=True, allow_nan=False, check_circular=False, separators=(",", ":")
+).encode
+
+
+def encode(*, seq: int, at: float, body: Body, because: int | None = None) -> bytes:
+    """Return the line of a record, LF included.
+
+    Args:
+        seq: number of the record.
+        at: seconds since the session began.
+        body: header, event or decision.
+        because: number of the event, for a decision; None otherwise.
+
+    Raises:
+        TapeError: a value cannot be written: NaN, Infinity, or not a plain JSON scalar.
+    """
+    kind = HEADER_KIND if isinstance(body, Header) else body.kind
+    envelope: dict[str, Any] = {"seq": seq, "at": at, "kind": kind}
+    if because is not None:
+        envelope["because"] = because
+    envelope.update(_KINDS[kind].unstructure(body))
+    try:
+        line = _render(envelope).encode("ascii") + b"\n"
+    except (TypeError, ValueError) as error:
+        raise TapeError(f"record {seq} ({kind}) cannot be written: {error}") from error
+    if len(line) > LINE_BYTES_MAX:
+        raise TapeError(f"record {seq} ({kind}) is longer than {LINE_BYTES_MAX} bytes")
+    return line
+
+
+class Decoder:
+    """Lines to records, one after the other, strict in form and in order.
+
+    Args:
+        name: the tape's name in messages, usually its path.
+        line: number of the line before the one where decoding begins; 0 begins with the header.
+    """
+
+    def __init__(self, name: str, *, line: int = 0) -> None:
+        self.name = name
+        self.line = line
+        """Number of the last line decoded; also the number of the record that comes next."""
+        self.at = 0.0
+        """``at`` of the last record."""
+        self._event_seq = 0
+        """Number of the last event; 0 before the first."""
+
+    def decode(self, line: bytes) -> Record:
+        """Return the record of the next line.
+
+        Args:
+            line: the line, with or without its LF.
+
+        Raises:
+            TapeError: the line is damaged, of a newer version, or out of order; names file, line, field.
+        """
+        try:
+            record = self._decode(line)
+        except _Refused as error:
+            raise TapeError(f"{self.name}: line {self.line + 1}: {error}") from None
+        except ClassValidationError as error:
+            path, cause = _first_fault(error)
+            raise TapeError(f"{self.name}: line {self.line + 1}: field {path}: {cause}") from None
+        except (ValueError, RecursionError) as error:
+            raise TapeError(f"{self.name}: line {self.line + 1}: not a JSON record: {error}") from None
+        self.line += 1
+        self.at = record.at
+        if record.because is None:
+            self._event_seq = record.seq
+        return record
+
+    def _decode(self, line: bytes) -> Record:
+        text = line.strip(b" \t\r\n").decode("utf-8")
+        fields, end = _parse(text)
+        if end != len(text):
+            raise _Refused(f"data after the record: {_shown(text[end:])}")
+        if type(fields) is not dict:
+            raise _Refused(f"expected an object, found {_shown(fields)}")
+        kind = fields.get("kind")
+        if type(kind) is not str or kind not in _KINDS:
+            raise _Refused(f"field kind: {_shown(kind)} is not a kind of record that this version knows")
+        known = _KINDS[kind]
+        if (kind == HEADER_KIND) != (self.line == 0):
+            raise _Refused("the header belongs on line 1 and nowhere else")
+        if kind == HEADER_KIND:
+            _check_versions(fields)
+        _check_keys(fields, known.keys)
+        seq = _named("seq", _structure_int, fields)
+        at = _named("at", _structure_float, fields)
+        because = _named("because", _structure_int, fields) if known.is_decision else None
+        if seq != self.line:
+            raise _Refused(f"field seq: found {seq} where {self.line} is due: a record is missing or doubled")
+        if at < self.at:
+            raise _Refused(f"field at: {at} lies before {self.at} of the record above")
+        if because is not None and (because != self._event_seq or because == 0 or at != self.at):
+            raise _Refused(
+                f"field because: a decision belongs directly behind its event, at the same time; "
+                f"the last event is {self._event_seq} at {self.at}, found {because} at {at}"
+            )
+        try:
+            body = known.structure(fields, None)
+        except (_Refused, ClassValidationError, IterableValidationError):
+            body = known.explain(fields, None)
+        return Record(seq=seq, at=at, kind=kind, because=because, body=body)
+
+
+def _named(name: str, hook: Callable[[object, object], Any], fields: dict[str, object]) -> Any:
+    try:
+        return hook(fields[name], None)
+    except _Refused as error:
+        raise _Refused(f"field {name}: {error}") from None
+
+
+def _check_versions(fields: dict[str, object]) -> None:
+    """Refuse a newer tape before anything else of it is looked at: its other fields may be new too."""
+    for name, known in (("format_version", FORMAT_VERSION), ("rules_version", RULES_VERSION)):
+        found = fields.get(name)
+        if type(found) is int and found > known:
+            raise _Refused(
+                f"{name} {found} is newer than {known}, the newest this version of Yeto knows; "
+                f"read the tape with Yeto {fields.get('software_version')} or newer"
+            )
+        if type(found) is not int or found < 1:
+            raise _Refused(f"field {name}: expected a version from 1 to {known}, found {_shown(found)}")
+
+
+def _first_fault(error: BaseException) -> tuple[str, str]:
+    """Return path and reason of the first fault in cattrs' tree of errors."""
+    path = ""
+    while isinstance(error, ClassValidationError | IterableValidationError):
+        error = error.exceptions[0]
+        for note in getattr(error, "__notes__", ()):
+            if isinstance(note, AttributeValidationNote):
+                path += f".{note.name}" if path else note.name
+            elif isinstance(note, IterableValidationNote):
+                path += f"[{note.index}]"
+    return path, str(error)

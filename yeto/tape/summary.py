@@ -1,0 +1,245 @@
+"""A tape in numbers: one fold over its records, in constant memory, for people and programs alike.
+
+Commits that a later restart fell back below are *superseded*: they happened, but the model does not
+contain them, so they count only as superseded. Whoever folds finds the restarts first (``find_restarts``);
+the fold then knows of each commit, as it comes, whether it will stand.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import define, field
+
+from yeto.core.decisions import (
+    AttemptDiscarded,
+    AttemptOpened,
+    AttemptSealed,
+    GraceOpened,
+    LearnerRefused,
+    PushRefused,
+    RoundCommitted,
+    SessionEnded,
+    SessionOpened,
+)
+from yeto.core.events import LearnerJoined, LearnerLeft, SessionResumed
+from yeto.core.values import LedgerEntry, SessionTerms
+from yeto.tape.reader import Restart
+from yeto.tape.records import Header, Record
+
+
+@define
+class Spread:
+    """Count, mean and extremes of a quantity that is met one value at a time."""
+
+    count: int = 0
+    total: float = 0.0
+    least: float = 0.0
+    most: float = 0.0
+
+    def add(self, value: float) -> None:
+        """Take one more value."""
+        self.least = value if self.count == 0 else min(self.least, value)
+        self.most = value if self.count == 0 else max(self.most, value)
+        self.count += 1
+        self.total += value
+
+    def to_json(self) -> dict[str, Any]:
+        """Return count, mean, min and max; null instead of the numbers when there is no value."""
+        if self.count == 0:
+            return {"count": 0, "mean": None, "min": None, "max": None}
+        return {
+            "count": self.count,
+            "mean": self.total / self.count,
+            "min": self.least,
+            "max": self.most,
+        }
+
+
+@define
+class LearnerSummary:
+    """What one learner did, and what became of it."""
+
+    merges: int = 0
+    """Merges, steps and tokens are those of the ledger: also what a resumed checkpoint brought along."""
+    c_steps: int = 0
+    c_tokens: int = 0
+    contribution: float = 0.0
+    """Sum over this tape's standing commits of the learner's share in the applied weights."""
+    missed: int = 0
+    """Standing commits that it was a member of but gave nothing to."""
+    left_out: int = 0
+    joins: int = 0
+    leaves: int = 0
+    staleness: Spread = field(factory=Spread)
+    refused: Counter[str] = field(factory=Counter)
+    """Its refused pushes by reason."""
+
+
+class Summary:
+    """The fold: feed it every record in order, read its attributes at any time.
+
+    Args:
+        restarts: all restarts of the part of the tape that will be fed.
+    """
+
+    def __init__(self, restarts: Sequence[Restart] = ()) -> None:
+        self._restarts = tuple(restarts)
+        self.header: Header | None = None
+        self.records = 0
+        self.at = 0.0
+        self.terms: SessionTerms | None = None
+        self.restarts: list[SessionResumed] = []
+        self.ended: SessionEnded | None = None
+        self.step = 0
+        """Committed global step."""
+        self.commits = 0
+        """Commits of this tape that stand."""
+        self.superseded = 0
+        self.no_ops = 0
+        self.attempts = 0
+        self.sealed = 0
+        self.discarded: Counter[str] = Counter()
+        self.staleness: Counter[int] = Counter()
+        """Merged pushes of standing commits by their staleness, in global steps."""
+        self.quorum_seconds = Spread()
+        self.grace_seconds = Spread()
+        self.merge_seconds = Spread()
+        self.learners: dict[int, LearnerSummary] = {}
+        self.refused_learners: Counter[str] = Counter()
+
+    def feed(self, record: Record) -> None:
+        """Take the next record."""
+        self.records += 1
+        self.at = record.at
+        match record.body:
+            case Header() as header:
+                self.header = header
+                for learner in range(header.config.num_learners):
+                    self._learner(learner)
+            case RoundCommitted() as commit:
+                self._commit(record.seq, commit)
+            case SessionResumed() as resumed:
+                self._resume(resumed)
+            case SessionOpened(terms=terms):
+                self.terms = terms
+            case SessionEnded() as ended:
+                self.ended = ended
+            case AttemptOpened():
+                self.attempts += 1
+            case AttemptSealed():
+                self.sealed += 1
+            case AttemptDiscarded(reason=reason):
+                self.discarded[reason] += 1
+            case GraceOpened(grace_seconds=seconds):
+                self.grace_seconds.add(seconds)
+            case PushRefused(learner=learner, reason=reason):
+                self._learner(learner).refused[reason] += 1
+            case LearnerRefused(reason=reason):
+                # Its id may be anything, a stranger's too, so it makes no row of its own.
+                self.refused_learners[reason] += 1
+            case LearnerJoined(learner=learner):
+                self._learner(learner).joins += 1
+            case LearnerLeft(learner=learner) if learner in self.learners:
+                self.learners[learner].leaves += 1
+
+    def _learner(self, learner: int) -> LearnerSummary:
+        return self.learners.setdefault(learner, LearnerSummary())
+
+    def _resume(self, resumed: SessionResumed) -> None:
+        self.restarts.append(resumed)
+        self.ended = None
+        self.terms = resumed.terms
+        self.step = resumed.step
+        for summary in self.learners.values():
+            summary.merges = summary.c_steps = summary.c_tokens = 0
+        for entry in resumed.ledger:
+            summary = self._learner(entry.learner)
+            summary.merges, summary.c_steps, summary.c_tokens = entry.merges, entry.c_steps, entry.c_tokens
+
+    def _commit(self, seq: int, commit: RoundCommitted) -> None:
+        self.step = commit.step
+        for responder in commit.responders:
+            summary = self._learner(responder.learner)
+            summary.merges += 1
+            summary.c_steps += responder.c_steps
+            summary.c_tokens += responder.c_tokens
+        if any(restart.seq > seq and restart.step < commit.step for restart in self._restarts):
+            self.superseded += 1
+            return
+        self.commits += 1
+        self.no_ops += commit.no_op
+        self.quorum_seconds.add(commit.quorum_seconds)
+        self.merge_seconds.add(commit.merge_seconds)
+        for responder in commit.responders:
+            summary = self._learner(responder.learner)
+            summary.contribution += responder.contribution
+            summary.staleness.add(responder.staleness)
+            self.staleness[responder.staleness] += 1
+        for learner in commit.missed:
+            self._learner(learner).missed += 1
+        for learner in commit.left_out:
+            self._learner(learner).left_out += 1
+
+    def ledger(self) -> tuple[LedgerEntry, ...]:
+        """Return the ledger as the records give it, in learner order; learners without a merge left out."""
+        return tuple(
+            LedgerEntry(
+                learner=learner, merges=summary.merges, c_steps=summary.c_steps, c_tokens=summary.c_tokens
+            )
+            for learner, summary in sorted(self.learners.items())
+            if summary.merges
+        )
+
+    def contribution(self, learner: int) -> float | None:
+        """Return a learner's mean share in the standing commits that moved something; None without any."""
+        moved = self.commits - self.no_ops
+        return self.learners[learner].contribution / moved if moved else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain JSON values."""
+        header, ended = self.header, self.ended
+        return {
+            "session": {
+                "session_id": header.session_id if header else None,
+                "software_version": header.software_version if header else None,
+                "wall_clock": header.wall_clock if header else None,
+                "records": self.records,
+                "seconds": self.at,
+                "restarts": [{"at": event.at, "step": event.step} for event in self.restarts],
+                "ended": {"exit_code": ended.exit_code, "why": ended.why} if ended else None,
+            },
+            "rounds": {
+                "step": self.step,
+                "committed": self.commits,
+                "superseded": self.superseded,
+                "no_op": self.no_ops,
+                "quorum_seconds": self.quorum_seconds.to_json(),
+                "merge_seconds": self.merge_seconds.to_json(),
+            },
+            "attempts": {
+                "opened": self.attempts,
+                "sealed": self.sealed,
+                "discarded": dict(sorted(self.discarded.items())),
+            },
+            "grace_seconds": self.grace_seconds.to_json(),
+            "staleness": {str(value): count for value, count in sorted(self.staleness.items())},
+            "learners": {
+                str(learner): {
+                    "merges": summary.merges,
+                    "c_steps": summary.c_steps,
+                    "c_tokens": summary.c_tokens,
+                    "contribution": self.contribution(learner),
+                    "missed": summary.missed,
+                    "left_out": summary.left_out,
+                    "joins": summary.joins,
+                    "leaves": summary.leaves,
+                    "staleness": summary.staleness.to_json(),
+                    "refused_pushes": dict(sorted(summary.refused.items())),
+                }
+                for learner, summary in sorted(self.learners.items())
+            },
+            "refused_learners": dict(sorted(self.refused_learners.items())),
+        }

@@ -1,0 +1,330 @@
+"""Commits: strictly in ascending global step, whatever the order in which merges finish.
+
+The round that commits next is always ``rounds[0]``. Its outer step is ordered when its merge is there and
+its turn has come; when the outer step is applied, version, ledger and global step move together, so every
+checkpoint is a contiguous prefix of the run.
+
+Broadcasts leave in commit order. A due checkpoint gates its own broadcast and, by that order, all later
+ones: a learner never holds a version that a crash could take back. Checkpoints coalesce: one is written at
+a time, and the next covers everything committed meanwhile, so a slow disk costs latency, not a queue.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from yeto.core.decisions import (
+    BroadcastOrdered,
+    CheckpointOrdered,
+    CommitOrdered,
+    MergeOrdered,
+    RoundCommitted,
+    SessionEnded,
+)
+from yeto.core.events import (
+    CheckpointFailed,
+    CheckpointWritten,
+    MergeFailed,
+    MergeFinished,
+    OuterStepApplied,
+)
+from yeto.core.pacing import smoothed
+from yeto.core.rounds import discard
+from yeto.core.state import Draft, Gated, Phase, Round, Sealed, Status, replace
+from yeto.core.values import FragmentMark, FragmentVersionRef, LedgerEntry, Member, Responder
+from yeto.errors import CoordinatorError
+
+_T = TypeVar("_T")
+
+
+def order_merges(draft: Draft) -> None:
+    """Order the reduction of every attempt that was just sealed."""
+    for round_ in draft.rounds:
+        if round_.status is not Status.SEALED:
+            continue
+        sealed = sealed_of(round_)
+        if sealed.no_op:
+            draft.put(replace(round_, status=Status.MERGED))
+            continue
+        draft.put(replace(round_, status=Status.MERGING))
+        draft.emit(
+            MergeOrdered(
+                step=round_.step,
+                fragment=round_.fragment,
+                attempt=round_.attempt,
+                responders=sealed.responders,
+                plain_average=round_.sweep,
+                why=f"merge {len(sealed.responders)} answers of round {round_.step} in learner order",
+            )
+        )
+
+
+def on_merge_finished(draft: Draft, event: MergeFinished) -> None:
+    """The merged gradient is ready, or not usable."""
+    round_ = _merging(draft, event)
+    if round_ is None:
+        return
+    if not event.finite:
+        discard(draft, round_, "not_finite", "the merged gradient is not finite")
+        return
+    sealed = replace(
+        sealed_of(round_),
+        gradient_norm=event.gradient_norm or 0.0,
+        corrected=event.corrected,
+        merge_seconds=event.seconds,
+    )
+    draft.put(replace(round_, status=Status.MERGED, sealed=sealed))
+
+
+def on_merge_failed(draft: Draft, event: MergeFailed) -> None:
+    """The merge could not be computed."""
+    round_ = _merging(draft, event)
+    if round_ is not None:
+        discard(draft, round_, "merge_failed", f"the merge failed: {event.message}")
+
+
+def _merging(draft: Draft, event: MergeFinished | MergeFailed) -> Round | None:
+    """The round whose merge this is about; None, with the reason recorded, when it is of the past."""
+    round_ = draft.find(event.step)
+    if round_ is not None and round_.attempt == event.attempt and round_.status is Status.MERGING:
+        return round_
+    unknown = event.step > draft.step and (
+        round_ is None
+        or event.attempt > round_.attempt
+        or (event.attempt == round_.attempt and round_.status is not Status.RETRY)
+    )
+    if unknown and draft.phase is Phase.RUNNING:
+        raise CoordinatorError(
+            f"{event.kind}: no merge of round {event.step} attempt {event.attempt} was ordered"
+        )
+    draft.ignore(event, "late", f"round {event.step} attempt {event.attempt} is no longer merging")
+    return None
+
+
+def order_commit(draft: Draft) -> None:
+    """Order the outer step of the next round to commit, when its merge is there."""
+    if not draft.rounds or draft.rounds[0].status is not Status.MERGED:
+        return
+    round_ = draft.rounds[0]
+    sealed = sealed_of(round_)
+    draft.put(replace(round_, status=Status.COMMITTING, sealed=replace(sealed, commit_ordered_at=draft.at)))
+    if sealed.no_op:
+        how = "all weights are 0, so only its version moves"
+    elif round_.sweep:
+        how = "closing sweep, lr 1 and no momentum"
+    else:
+        how = f"lr {draft.config.outer_lr:g}, momentum {draft.config.outer_momentum:g}"
+    draft.emit(
+        CommitOrdered(
+            step=round_.step,
+            fragment=round_.fragment,
+            attempt=round_.attempt,
+            lr=1.0 if round_.sweep else draft.config.outer_lr,
+            momentum=0.0 if round_.sweep else draft.config.outer_momentum,
+            sweep=round_.sweep,
+            no_op=sealed.no_op,
+            why=f"it is the turn of round {round_.step}: {how}",
+        )
+    )
+
+
+def on_outer_step_applied(draft: Draft, event: OuterStepApplied) -> None:
+    """The outer step was computed: commit the round, or discard its attempt."""
+    round_ = draft.find(event.step)
+    if round_ is None or round_.attempt != event.attempt or round_.status is not Status.COMMITTING:
+        raise CoordinatorError(
+            f"outer_step_applied: no commit of round {event.step} attempt {event.attempt} was ordered"
+        )
+    if not event.finite:
+        round_ = replace(round_, status=Status.MERGED)
+        draft.put(round_)
+        discard(draft, round_, "not_finite", "the outer step would not be finite")
+        return
+    if event.params_digest is None or event.momentum_digest is None:
+        raise CoordinatorError(f"outer_step_applied: round {event.step} is finite but has no digests")
+    _commit(draft, round_, event.params_digest, event.momentum_digest)
+
+
+def _commit(draft: Draft, round_: Round, params_digest: str, momentum_digest: str) -> None:
+    sealed = sealed_of(round_)
+    step, fragment = round_.step, round_.fragment
+    draft.step = step
+    draft.rounds = draft.rounds[1:]
+    draft.versions = _put(draft.versions, fragment, step)
+    mark = FragmentMark(
+        fragment=fragment, version=step, params_digest=params_digest, momentum_digest=momentum_digest
+    )
+    draft.marks = _put(draft.marks, fragment, mark)
+    responders = tuple(_responder(round_, sealed, index) for index in range(len(sealed.responders)))
+    _enter_ledger(draft, sealed)
+    every = draft.config.checkpoint_every
+    due = (every > 0 and step % every == 0) or step == draft.target
+    sync_seconds = sealed.merge_seconds + (draft.at - sealed.commit_ordered_at)
+    if not due:
+        draft.xi_sync = smoothed(draft.xi_sync, sync_seconds)
+    draft.gated = (
+        *draft.gated,
+        Gated(step=step, fragment=fragment, gate=step if due else None, sync_seconds=sync_seconds),
+    )
+    draft.emit(
+        RoundCommitted(
+            step=step,
+            fragment=fragment,
+            attempt=round_.attempt,
+            base_version=round_.base_version,
+            version=step,
+            quorum=round_.quorum,
+            members=sealed.members,
+            responders=responders,
+            missed=sealed.missed,
+            left_out=sealed.left_out,
+            quorum_seconds=round_.quorum_seconds,
+            grace_seconds=round_.grace_seconds,
+            merge_seconds=sealed.merge_seconds,
+            sync_seconds=None if due else sync_seconds,
+            gradient_norm=sealed.gradient_norm,
+            params_digest=params_digest,
+            momentum_digest=momentum_digest,
+            no_op=sealed.no_op,
+            why=f"round {step} of {draft.target} committed with {len(responders)} of "
+            f"{len(sealed.members)} members" + (", no-op: all weights are 0" if sealed.no_op else ""),
+        )
+    )
+    # The checkpoint of the last round is the final one: the SVD pool is drained before it.
+    if due and step < draft.target:
+        if draft.writing is None:
+            order_checkpoint(draft, f"the checkpoint of step {step} is due")
+        else:
+            draft.due = step
+
+
+def _put(items: tuple[_T, ...], index: int, item: _T) -> tuple[_T, ...]:
+    return (*items[:index], item, *items[index + 1 :])
+
+
+def _responder(round_: Round, sealed: Sealed, index: int) -> Responder:
+    weighted = sealed.responders[index]
+    answer = round_.answers[weighted.learner]
+    return Responder(
+        learner=weighted.learner,
+        generation=weighted.generation,
+        base_version=weighted.base_version,
+        staleness=weighted.staleness,
+        c_steps=weighted.c_steps,
+        c_tokens=weighted.c_tokens,
+        weight=weighted.weight,
+        contribution=0.0 if sealed.no_op else weighted.weight / sealed.total_weight,
+        delta_norm=answer.norm,
+        cosine_to_momentum=answer.cosine,
+        corrected=weighted.learner in sealed.corrected,
+    )
+
+
+def _enter_ledger(draft: Draft, sealed: Sealed) -> None:
+    ledger = draft.ledger
+    for weighted in sealed.responders:
+        entry = ledger.get(weighted.learner)
+        ledger = ledger.set(
+            weighted.learner,
+            LedgerEntry(
+                learner=weighted.learner,
+                merges=(entry.merges if entry else 0) + 1,
+                c_steps=(entry.c_steps if entry else 0) + weighted.c_steps,
+                c_tokens=(entry.c_tokens if entry else 0) + weighted.c_tokens,
+            ),
+        )
+    draft.ledger = ledger
+
+
+def order_checkpoint(draft: Draft, why: str, *, final: bool = False) -> None:
+    """Order the checkpoint of what is committed now; it covers everything due so far."""
+    draft.writing = draft.step
+    draft.due = None
+    draft.emit(
+        CheckpointOrdered(
+            step=draft.step,
+            final=final,
+            finish_target=draft.target if draft.config.budget_finish else None,
+            why=why,
+        )
+    )
+
+
+def on_checkpoint_written(draft: Draft, event: CheckpointWritten) -> None:
+    """A checkpoint is durable: what it gated may leave, and the next one may be written."""
+    _expect_checkpoint(draft, event)
+    draft.writing = None
+    draft.durable = event.step
+    for entry in draft.gated:
+        if entry.gate is not None and entry.gate <= event.step:
+            draft.xi_sync = smoothed(draft.xi_sync, entry.sync_seconds + event.seconds)
+    if not draft.broadcast:
+        draft.broadcast = (0,) * draft.num_fragments
+        everyone = tuple(sorted(draft.current.values()))
+        broadcast_all(draft, everyone, "the checkpoint of step 0 is durable")
+    if draft.due is not None:
+        order_checkpoint(draft, f"the checkpoint of step {draft.due} was due while one was written")
+
+
+def on_checkpoint_failed(draft: Draft, event: CheckpointFailed) -> None:
+    """Nothing that is not durable may leave: the session ends here."""
+    _expect_checkpoint(draft, event)
+    draft.writing = None
+    intact = f"the checkpoint of step {draft.durable}" if draft.durable >= 0 else "no checkpoint"
+    end_session(
+        draft,
+        exit_code=1,
+        why=f"the checkpoint of step {event.step} could not be written ({event.message}); "
+        f"{intact} is intact and nothing later was broadcast; make room and start with --resume",
+    )
+
+
+def _expect_checkpoint(draft: Draft, event: CheckpointWritten | CheckpointFailed) -> None:
+    if draft.writing != event.step:
+        raise CoordinatorError(f"{event.kind}: no checkpoint of step {event.step} is being written")
+
+
+def release_broadcasts(draft: Draft) -> None:
+    """Order, in commit order, the broadcasts that no checkpoint holds back any more."""
+    while draft.gated:
+        entry = draft.gated[0]
+        if entry.gate is not None and entry.gate > draft.durable:
+            return
+        draft.gated = draft.gated[1:]
+        draft.broadcast = _put(draft.broadcast, entry.fragment, entry.step)
+        draft.emit(
+            BroadcastOrdered(
+                fragments=(FragmentVersionRef(fragment=entry.fragment, version=entry.step),),
+                to=tuple(sorted(draft.current.values())),
+                why=f"fragment {entry.fragment} is at version {entry.step}",
+            )
+        )
+
+
+def broadcast_all(draft: Draft, to: tuple[Member, ...], why: str) -> None:
+    """Order every fragment at the last version whose broadcast was ordered."""
+    draft.emit(
+        BroadcastOrdered(
+            fragments=tuple(
+                FragmentVersionRef(fragment=fragment, version=version)
+                for fragment, version in enumerate(draft.broadcast)
+            ),
+            to=to,
+            why=why,
+        )
+    )
+
+
+def end_session(draft: Draft, *, exit_code: int, why: str, mark_final: bool = False) -> None:
+    """Nothing follows: the process ends with ``exit_code``."""
+    draft.phase = Phase.ENDED
+    draft.exit_code = exit_code
+    draft.exit_why = why
+    draft.rounds = ()
+    draft.emit(SessionEnded(exit_code=exit_code, step=draft.step, mark_final=mark_final, why=why))
+
+
+def sealed_of(round_: Round) -> Sealed:
+    """What a round past its seal was sealed with."""
+    assert round_.sealed is not None
+    return round_.sealed

@@ -1,0 +1,218 @@
+"""Sealing: when an attempt has enough, with whom it is merged, and when waiting gains nothing.
+
+An attempt seals at once when nobody owes an answer any more and at least K are in; with K in and some
+owing it opens a grace and seals when that has elapsed. It is discarded when K cannot be reached any more
+or the quorum deadline passes below K. A closing sweep round has no grace: it waits for every live member
+up to the quorum deadline, except for one that the sweep round before had to miss.
+
+Who is merged is decided here, from norms alone and in learner order, so that no arrival order and no
+tensor can change it.
+"""
+
+from __future__ import annotations
+
+from immutables import Map
+
+from yeto.core.decisions import AttemptSealed, GraceOpened
+from yeto.core.events import GraceElapsed, QuorumDeadlinePassed
+from yeto.core.pacing import grace_seconds
+from yeto.core.rounds import discard, drop_rounds
+from yeto.core.state import Draft, Phase, Round, Sealed, Status, moment, names, replace
+from yeto.core.values import Weighted
+from yeto.core.weights import learner_weight
+
+
+def settle_attempts(draft: Draft) -> None:
+    """Seal or discard, in ascending step, every attempt for which it is time."""
+    step = draft.step + 1
+    while (round_ := draft.find(step)) is not None:
+        if round_.status is Status.GATHERING:
+            _settle(draft, round_)
+        elif round_.status is Status.RETRY and draft.phase is Phase.STOPPING:
+            drop_rounds(draft, step, "stopping")
+        step += 1
+
+
+def _settle(draft: Draft, round_: Round) -> None:
+    answers, owing = len(round_.answers), round_.owing
+    if answers < round_.quorum:
+        if answers + owing < round_.quorum:
+            discard(
+                draft,
+                round_,
+                "unreachable",
+                f"{answers} answered and {owing} still may, quorum {round_.quorum} is out of reach "
+                f"({round_.declined} declined, {len(round_.gone) - round_.declined} disconnected)",
+            )
+        elif round_.overdue and draft.phase is Phase.STOPPING:
+            discard(draft, round_, "stopping", f"{answers} of {round_.quorum} answered before the stop")
+        elif round_.overdue:
+            seconds = draft.at - round_.opened_at
+            why = f"{answers} of quorum {round_.quorum} answered within {seconds:g} s"
+            discard(draft, round_, "quorum_timeout", why)
+        return
+    if owing == 0:
+        _seal(draft, round_, "nobody owes an answer any more")
+    elif round_.overdue:
+        _seal(draft, round_, "it waited long enough")
+    elif round_.sweep:
+        if owing <= round_.excused:
+            _seal(draft, round_, "whoever is missing was missed in the sweep round before, too")
+    elif round_.grace_deadline is None:
+        _open_grace(draft, round_)
+
+
+def _open_grace(draft: Draft, round_: Round) -> None:
+    """Size the wait for stragglers to the compute slack of the fleet."""
+    config = draft.config
+    xi_step: float | None = None
+    for learner, member in round_.members.items():
+        link = draft.links.get(learner)
+        if link is None or link.generation != member.generation or link.xi_step is None:
+            continue
+        xi_step = link.xi_step if xi_step is None else max(xi_step, link.xi_step)
+    latencies = sorted(answer.xi_quorum for answer in round_.answers.values())
+    xi_quorum = latencies[round_.quorum - 1]
+    seconds = grace_seconds(
+        gamma=config.grace_gamma,
+        tau=config.grace_tau,
+        xi_step=xi_step,
+        xi_quorum=xi_quorum,
+        xi_sync=draft.xi_sync or 0.0,
+        cap=config.grace_cap_seconds,
+    )
+    deadline = moment(draft.at + seconds)
+    owing = round_.owing
+    draft.emit(
+        GraceOpened(
+            step=round_.step,
+            attempt=round_.attempt,
+            grace_seconds=seconds,
+            gamma=config.grace_gamma,
+            tau=config.grace_tau,
+            xi_step=xi_step,
+            xi_quorum=xi_quorum,
+            xi_sync=draft.xi_sync,
+            cap=config.grace_cap_seconds,
+            deadline=deadline,
+            why=f"round {round_.step} waits {seconds:g} s more for {owing} of {len(round_.members)}",
+        )
+    )
+    round_ = replace(round_, grace_seconds=seconds, grace_deadline=deadline)
+    draft.put(round_)
+    if seconds == 0.0:
+        _seal(draft, round_, "there is no slack to wait in")
+
+
+def _seal(draft: Draft, round_: Round, why: str) -> None:
+    left_out = _left_out(draft, round_)
+    responders = tuple(
+        _weighted(draft, round_, learner) for learner in sorted(round_.answers) if learner not in left_out
+    )
+    members = tuple(sorted(round_.members))
+    missed = tuple(learner for learner in members if learner not in round_.answers)
+    sealed = Sealed(
+        members=members,
+        responders=responders,
+        missed=missed,
+        left_out=left_out,
+        total_weight=sum(weighted.weight for weighted in responders),
+    )
+    draft.put(replace(round_, status=Status.SEALED, uploads=Map(), sealed=sealed))
+    if round_.sweep:
+        _excuse(draft, round_, missed)
+    who = f"{len(responders)} of {len(members)}"
+    who += f", missed {names(missed)}" if missed else ""
+    who += f", left out {names(left_out)}" if left_out else ""
+    draft.emit(
+        AttemptSealed(
+            step=round_.step,
+            fragment=round_.fragment,
+            attempt=round_.attempt,
+            responders=responders,
+            missed=missed,
+            left_out=left_out,
+            why=f"round {round_.step} sealed with {who}: {why}",
+        )
+    )
+
+
+def _weighted(draft: Draft, round_: Round, learner: int) -> Weighted:
+    config = draft.config
+    upload = round_.answers[learner].upload
+    equal = config.learner_weight == "equal"
+    correct = config.delta_correction == "heloco-all" or (
+        config.delta_correction == "heloco" and upload.staleness >= 1
+    )
+    return Weighted(
+        learner=learner,
+        generation=round_.members[learner].generation,
+        base_version=upload.base_version,
+        staleness=upload.staleness,
+        c_steps=upload.c_steps,
+        c_tokens=upload.c_tokens,
+        weight=1.0 if equal else learner_weight(upload.c_tokens, upload.c_steps),
+        correct=correct and not round_.sweep,
+    )
+
+
+def _left_out(draft: Draft, round_: Round) -> tuple[int, ...]:
+    """Answers that are not merged: the largest after an unusable merge, and outliers; never below K.
+
+    The outlier rule compares with the lower median of all norms of the attempt, so that of two answers
+    the larger one is the suspect.
+    """
+    ratio = draft.config.max_norm_ratio
+    if round_.failures == 0 and ratio is None:
+        return ()
+    by_norm = sorted(((answer.norm, learner) for learner, answer in round_.answers.items()), reverse=True)
+    spare = len(by_norm) - round_.quorum
+    count = min(1 if round_.failures else 0, spare)
+    if ratio is not None:
+        limit = ratio * by_norm[len(by_norm) // 2][0]
+        while count < spare and by_norm[count][0] > limit:
+            count += 1
+    return tuple(sorted(learner for _, learner in by_norm[:count]))
+
+
+def _excuse(draft: Draft, sealed: Round, missed: tuple[int, ...]) -> None:
+    """The sweep waits only once for a member that does not answer; other open rounds learn it here."""
+    for learner in missed:
+        if learner in sealed.gone:
+            continue
+        generation = sealed.members[learner].generation
+        if draft.sweep_missed.get(learner) == generation:
+            continue
+        draft.sweep_missed = draft.sweep_missed.set(learner, generation)
+        for round_ in draft.rounds:
+            if round_.status is Status.GATHERING and round_.sweep and round_.owes(learner, generation):
+                draft.put(replace(round_, excused=round_.excused + 1))
+
+
+def on_grace_elapsed(draft: Draft, event: GraceElapsed) -> None:
+    """The grace of an attempt is over: it seals with what is there."""
+    round_ = draft.find(event.step)
+    if (
+        round_ is None
+        or round_.status is not Status.GATHERING
+        or round_.attempt != event.attempt
+        or round_.grace_deadline is None
+    ):
+        draft.ignore(event, "late", f"round {event.step} attempt {event.attempt} is in no grace")
+    elif draft.at < round_.grace_deadline:
+        draft.ignore(event, "early", f"the grace of round {event.step} ends at {round_.grace_deadline:g} s")
+    else:
+        draft.put(replace(round_, overdue=True))
+
+
+def on_quorum_deadline(draft: Draft, event: QuorumDeadlinePassed) -> None:
+    """The quorum deadline of an attempt passed."""
+    round_ = draft.find(event.step)
+    if round_ is None or round_.status is not Status.GATHERING or round_.attempt != event.attempt:
+        draft.ignore(event, "late", f"round {event.step} attempt {event.attempt} is not gathering")
+    elif draft.at < round_.deadline:
+        draft.ignore(event, "early", f"the deadline of round {event.step} is at {round_.deadline:g} s")
+    elif not round_.sweep and len(round_.answers) >= round_.quorum:
+        draft.ignore(event, "late", f"round {event.step} has its quorum; its grace decides")
+    else:
+        draft.put(replace(round_, overdue=True))

@@ -354,7 +354,6 @@ except TapeError as error:
 def test_the_wait_for_the_disk_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(writer_module, "PENDING_BYTES_MAX", 300)
     with TapeWriter.create(tmp_path / "events.jsonl", HEADER) as writer:
-        writer.append_event(beat(1.0))
         for _ in range(3):
             writer.append_event(beat(1.0))
         with pytest.raises(TapeError, match=r"the disk is too slow: \d+ bytes of records wait"):

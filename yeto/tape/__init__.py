@@ -5,9 +5,12 @@
 """
 
 from yeto.tape.codec import Decoder, encode
+from yeto.tape.compare import Difference, first_difference
 from yeto.tape.reader import Restart, complete_lines, find_restarts, open_tape, read
 from yeto.tape.records import FORMAT_VERSION, HEADER_KIND, RULES_VERSION, Header, Record, round_at
-from yeto.tape.summary import Summary
+from yeto.tape.replay import Divergence, Replayer, ReplayResult, replay, state_to_json
+from yeto.tape.story import RoundStory, describe, printable
+from yeto.tape.summary import Spread, Summary
 from yeto.tape.writer import Tail, TapeFile, TapeWriter
 
 __all__ = [
@@ -15,17 +18,28 @@ __all__ = [
     "HEADER_KIND",
     "RULES_VERSION",
     "Decoder",
+    "Difference",
+    "Divergence",
     "Header",
     "Record",
+    "ReplayResult",
+    "Replayer",
     "Restart",
+    "RoundStory",
+    "Spread",
     "Summary",
     "Tail",
     "TapeFile",
     "TapeWriter",
     "complete_lines",
+    "describe",
     "encode",
     "find_restarts",
+    "first_difference",
     "open_tape",
+    "printable",
     "read",
+    "replay",
     "round_at",
+    "state_to_json",
 ]

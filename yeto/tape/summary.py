@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from attrs import define, field
+from attrs import asdict, define, field
 
 from yeto.core.decisions import (
     AttemptDiscarded,
@@ -28,6 +28,8 @@ from yeto.core.events import LearnerJoined, LearnerLeft, SessionResumed
 from yeto.core.values import LedgerEntry, SessionTerms
 from yeto.tape.reader import Restart
 from yeto.tape.records import Header, Record
+
+_Key = TypeVar("_Key")
 
 
 @define
@@ -74,8 +76,16 @@ class LearnerSummary:
     joins: int = 0
     leaves: int = 0
     staleness: Spread = field(factory=Spread)
-    refused: Counter[str] = field(factory=Counter)
-    """Its refused pushes by reason."""
+
+
+@define
+class Refusal:
+    """Refusals of one sort: how many, and the last of them."""
+
+    count: int
+    seq: int
+    why: str
+    """The coordinator's sentence about the last one."""
 
 
 class Summary:
@@ -108,7 +118,10 @@ class Summary:
         self.grace_seconds = Spread()
         self.merge_seconds = Spread()
         self.learners: dict[int, LearnerSummary] = {}
-        self.refused_learners: Counter[str] = Counter()
+        self.refused_pushes: dict[tuple[int, str], Refusal] = {}
+        """By learner and reason."""
+        self.refused_learners: dict[str, Refusal] = {}
+        """By reason. Not by learner: the id may be a stranger's and anything at all."""
 
     def feed(self, record: Record) -> None:
         """Take the next record."""
@@ -135,11 +148,10 @@ class Summary:
                 self.discarded[reason] += 1
             case GraceOpened(grace_seconds=seconds):
                 self.grace_seconds.add(seconds)
-            case PushRefused(learner=learner, reason=reason):
-                self._learner(learner).refused[reason] += 1
-            case LearnerRefused(reason=reason):
-                # Its id may be anything, a stranger's too, so it makes no row of its own.
-                self.refused_learners[reason] += 1
+            case PushRefused(learner=learner, reason=reason, why=why):
+                _count(self.refused_pushes, (learner, reason), record.seq, why)
+            case LearnerRefused(reason=reason, why=why):
+                _count(self.refused_learners, reason, record.seq, why)
             case LearnerJoined(learner=learner):
                 self._learner(learner).joins += 1
             case LearnerLeft(learner=learner) if learner in self.learners:
@@ -237,9 +249,20 @@ class Summary:
                     "joins": summary.joins,
                     "leaves": summary.leaves,
                     "staleness": summary.staleness.to_json(),
-                    "refused_pushes": dict(sorted(summary.refused.items())),
                 }
                 for learner, summary in sorted(self.learners.items())
             },
-            "refused_learners": dict(sorted(self.refused_learners.items())),
+            "refused_pushes": [
+                {"learner": learner, "reason": reason, **asdict(refusal)}
+                for (learner, reason), refusal in sorted(self.refused_pushes.items())
+            ],
+            "refused_learners": [
+                {"reason": reason, **asdict(refusal)}
+                for reason, refusal in sorted(self.refused_learners.items())
+            ],
         }
+
+
+def _count(refusals: dict[_Key, Refusal], key: _Key, seq: int, why: str) -> None:
+    known = refusals.get(key)
+    refusals[key] = Refusal(count=known.count + 1 if known else 1, seq=seq, why=why)

@@ -1,0 +1,103 @@
+"""Which base model this is, in words that mean the same on every machine.
+
+Averaging is only sound between learners that started from the same weights, so the model's identity is part
+of what they must agree on. A path says nothing to another machine and a branch name moves: a model of the
+Hugging Face hub is its id and commit, a local folder is the hash of its configuration and weights.
+
+Hashing a large folder takes minutes, so the result is kept beside the user's other caches, under a key made
+of every file's size and modification time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from attrs import frozen
+from blake3 import blake3
+from transformers.utils import cached_file
+
+from yeto.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_HASHED = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json")
+"""What decides a model's function; tokenizers are not averaged."""
+
+
+@frozen(kw_only=True)
+class ModelIdentity:
+    """A base model: an id at a commit, or the digest of a folder."""
+
+    hub_id: str | None = None
+    commit: str | None = None
+    digest: str | None = None
+    """BLAKE3 over names and contents of a folder's configuration and weight files, hex."""
+
+    def binding(self) -> dict[str, str]:
+        """Return the JSON that all learners of a run must share."""
+        if self.hub_id is not None and self.commit is not None:
+            return {"hub_id": self.hub_id, "commit": self.commit}
+        assert self.digest is not None, "a model is of the hub or a folder"
+        return {"digest": self.digest}
+
+
+def identify(model: str, revision: str | None = None, *, cache_folder: Path | None = None) -> ModelIdentity:
+    """Return what ``--model`` is.
+
+    Args:
+        model: a folder, or a Hugging Face id (its configuration file is fetched or taken from the cache).
+        revision: branch, tag or commit of a Hugging Face id.
+        cache_folder: where digests of folders are kept; None takes the user's cache folder.
+
+    Raises:
+        ConfigError: there is no such model, or its commit cannot be found out.
+    """
+    if os.path.isdir(model):
+        return ModelIdentity(digest=_folder_digest(Path(model), cache_folder or _user_cache()))
+    if model.startswith((".", "/", "~")):
+        raise ConfigError(f"--model {model}: no such folder")
+    try:
+        path = cached_file(model, "config.json", revision=revision)
+    except (OSError, ValueError) as error:
+        cause = " ".join(str(error).split())
+        raise ConfigError(f"--model {model}: no such folder, and as a Hugging Face id: {cause}") from error
+    # The hub's cache keeps a file under .../snapshots/<commit>/<file>.
+    commit = Path(path).parent.name if path else ""
+    if len(commit) != 40:
+        raise ConfigError(f"--model {model}: its commit is unknown; give it with --model-revision")
+    return ModelIdentity(hub_id=model, commit=commit)
+
+
+def _folder_digest(folder: Path, cache_folder: Path) -> str:
+    files = sorted({path for pattern in _HASHED for path in folder.glob(pattern)})
+    if folder / "config.json" not in files or len(files) < 2:
+        raise ConfigError(f"--model {folder}: not a model folder (needs config.json and weight files)")
+    key = blake3(str(folder.resolve()).encode())
+    for path in files:
+        status = path.stat()
+        key.update(f"\0{path.name}\0{status.st_size}\0{status.st_mtime_ns}".encode())
+    kept = cache_folder / key.hexdigest()
+    try:
+        return kept.read_text(encoding="ascii")
+    except OSError:
+        pass
+    digest = blake3()
+    for path in files:
+        contents = blake3(max_threads=blake3.AUTO).update_mmap(path).digest()
+        digest.update(path.name.encode() + b"\0" + contents)
+    result = digest.hexdigest()
+    try:
+        cache_folder.mkdir(parents=True, exist_ok=True)
+        aside = kept.with_suffix(f".{os.getpid()}")
+        aside.write_text(result, encoding="ascii")
+        aside.replace(kept)
+    except OSError as error:
+        # Only time is lost: the next start hashes again.
+        logger.info("model digest not kept in %s: %s", cache_folder, error)
+    return result
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "yeto" / "models"

@@ -1,0 +1,279 @@
+"""Blocks beside training: the same stream, run by worker processes, by a thread, or done beforehand.
+
+All three give the blocks of :func:`yeto.text.stream.stream_blocks` in an order that depends on the settings
+alone, never on speed: with several workers, one block of each in turn. Each has a bounded number of finished
+blocks waiting, so a slow consumer stops the producers.
+
+Worker processes come from a fork server, not from a fork: this process has threads and perhaps a CUDA
+context, and neither survives a fork.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from attrs import field, frozen
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from yeto.errors import DataError, YetoError
+from yeto.text.config import TextConfig
+from yeto.text.masks import Encoded
+from yeto.text.packing import Block, PackingCounts
+from yeto.text.rows import Cursor, Row, open_source
+from yeto.text.stream import (
+    Position,
+    Produced,
+    Share,
+    encoder_of,
+    nothing_left,
+    packer_of,
+    share_of,
+    stream_blocks,
+)
+from yeto.text.tokenizer import load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+PREFETCH_BLOCKS = 4
+"""Finished blocks that wait per worker: enough to hide one slow row, little beside a model."""
+
+
+@frozen(kw_only=True)
+class LoaderState:
+    """Where a loader stands: a position for each of its streams, and whose turn it is."""
+
+    positions: tuple[Position, ...]
+    turn: int = 0
+
+
+@frozen(kw_only=True)
+class _Item:
+    """What comes out of a stream: something produced, or the words of the error that ended it."""
+
+    stream: int
+    produced: Produced | None = None
+    failure: str | None = field(default=None)
+
+
+class BlockLoader:
+    """An endless iterator of blocks that knows its state."""
+
+    def __init__(self, config: TextConfig, tokenizer: Any, state: LoaderState | None = None) -> None:
+        """Prepare; nothing is read before the first block is asked for.
+
+        Args:
+            config: data, format, packing, sharding and streaming settings.
+            tokenizer: used by the thread and by preloading; worker processes load their own.
+            state: where to go on, from :attr:`state` of a loader with the same settings.
+        """
+        if config.data is None:
+            raise DataError("no training rows: give --data")
+        self._config = config
+        self._tokenizer = tokenizer
+        streams = max(1, config.stream_workers) if config.tokenize == "stream" else 1
+        self._state = state or LoaderState(positions=(Position(),) * streams)
+        self._counts = [PackingCounts()] * streams
+
+    @property
+    def state(self) -> LoaderState:
+        """Where to go on behind the last block that was given out."""
+        return self._state
+
+    @property
+    def counts(self) -> PackingCounts:
+        """What became of the rows so far, over all streams; a little ahead of the blocks given out."""
+        names = ("rows", "blocks", "dropped_windows", "dropped_tokens")
+        return PackingCounts(**{name: sum(getattr(one, name) for one in self._counts) for name in names})
+
+    def __iter__(self) -> Iterator[Block]:
+        """Yield blocks for ever.
+
+        Raises:
+            DataError: a row cannot be used, or this share has nothing to train on.
+        """
+        told = False
+        items = self._items()
+        try:
+            for item in items:
+                if item.failure is not None:
+                    raise DataError(item.failure)
+                produced = item.produced
+                assert produced is not None, "an item is a failure or something produced"
+                self._counts[item.stream] = produced.counts
+                if produced.block is None:
+                    continue
+                positions = list(self._state.positions)
+                positions[item.stream] = produced.position
+                turn = (item.stream + 1) % len(positions)
+                self._state = LoaderState(positions=tuple(positions), turn=turn)
+                if not told and produced.position.epoch > 0:
+                    told = True
+                    self._tell()
+                yield produced.block
+        finally:
+            # Stops the thread, or lets the worker processes go.
+            items.close()
+        raise nothing_left(self._config, self.counts)
+
+    def _tell(self) -> None:
+        counts = self.counts
+        if counts.dropped_windows:
+            logger.info(
+                "first pass over the data: %d rows gave %d blocks; %d windows without a supervised token "
+                "were dropped (%d tokens)",
+                counts.rows,
+                counts.blocks,
+                counts.dropped_windows,
+                counts.dropped_tokens,
+            )
+
+    def _items(self) -> Any:
+        if self._config.tokenize == "preload":
+            return _in_this_thread(preloaded(self._config, self._tokenizer, self._state.positions[0]))
+        if self._config.stream_workers == 0:
+            return _beside(open_stream(self._config, self._tokenizer, share_of(self._config), self._state, 0))
+        return self._from_workers()
+
+    def _from_workers(self) -> Iterator[_Item]:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
+        yield from DataLoader(
+            _StreamDataset(self._config, self._state),
+            batch_size=None,
+            num_workers=self._config.stream_workers,
+            collate_fn=_untouched,
+            prefetch_factor=PREFETCH_BLOCKS,
+            multiprocessing_context=context,
+            # Its own generator: the loader draws a seed, and training's random state is not its to use.
+            generator=torch.Generator(),
+        )
+
+
+def open_stream(
+    config: TextConfig, tokenizer: Any, share: Share, state: LoaderState, stream: int
+) -> Iterator[Produced]:
+    """Return one stream of blocks over a share, from where ``state`` says it stood."""
+    assert config.data is not None
+    return stream_blocks(
+        open_source(config.data, revision=config.data_revision),
+        share,
+        encoder_of(config, tokenizer),
+        packer_of(config),
+        seed=data_seed(config),
+        shuffle_buffer=config.shuffle_buffer,
+        position=state.positions[stream],
+    )
+
+
+def data_seed(config: TextConfig) -> int:
+    """Return root + learner + M * rank: a rank of one large group and its twin in an island draw alike."""
+    return config.seed + config.learner_id + config.num_learners * config.rank
+
+
+def preloaded(config: TextConfig, tokenizer: Any, position: Position) -> Iterator[Produced]:
+    """Tokenize this process's whole share first, with a progress bar, then stream from memory."""
+    assert config.data is not None
+    source = open_source(config.data, revision=config.data_revision)
+    encode = encoder_of(config, tokenizer)
+    rows = source.rows(Cursor(), share_of(config).rows())
+    encoded = [encode(row) for row in _with_progress(rows)]
+    yield from stream_blocks(
+        _Memory(encoded),
+        Share(),
+        lambda row: encoded[row.index],
+        packer_of(config),
+        seed=data_seed(config),
+        shuffle_buffer=config.shuffle_buffer,
+        position=position,
+    )
+
+
+class _Memory:
+    """Rows that are only numbers: the tokens are in memory already."""
+
+    name = "memory"
+
+    def __init__(self, encoded: list[Encoded]) -> None:
+        self._encoded = encoded
+
+    def rows(self, start: Cursor, wanted: range | None = None) -> Iterator[Row]:
+        for row in range(start.row, len(self._encoded)):
+            if wanted is None or row in wanted:
+                yield Row(index=row, value={}, origin=f"row {row}", after=Cursor(row=row + 1))
+
+
+def _with_progress(rows: Iterator[Row]) -> Iterator[Row]:
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("tokenizing rows"), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        yield from progress.track(rows)
+
+
+class _StreamDataset(IterableDataset[_Item]):
+    """What a worker process runs: the share of its process, cut once more by worker."""
+
+    def __init__(self, config: TextConfig, state: LoaderState) -> None:
+        self._config = config
+        self._state = state
+
+    def __iter__(self) -> Iterator[_Item]:
+        info = get_worker_info()
+        assert info is not None, "only worker processes iterate this"
+        # The loader asks worker 0 first, so the stream whose turn it is must be worker 0's.
+        stream = (info.id + self._state.turn) % info.num_workers
+        share = share_of(self._config).part(stream, info.num_workers)
+        try:
+            tokenizer = load_tokenizer(self._config)
+            for produced in open_stream(self._config, tokenizer, share, self._state, stream):
+                yield _Item(stream=stream, produced=produced)
+        except YetoError as error:
+            # As words: an exception would arrive wrapped in the worker's traceback.
+            yield _Item(stream=stream, failure=str(error))
+
+
+def _untouched(item: Any) -> Any:
+    return item
+
+
+def _in_this_thread(produced: Iterator[Produced]) -> Iterator[_Item]:
+    for one in produced:
+        yield _Item(stream=0, produced=one)
+
+
+def _beside(produced: Iterator[Produced]) -> Iterator[_Item]:
+    """Run an iterator in a thread, a few items ahead; its exceptions are raised here."""
+    ready: queue.Queue[Produced | BaseException | None] = queue.Queue(PREFETCH_BLOCKS)
+    stop = threading.Event()
+
+    def work() -> None:
+        end: BaseException | None = None
+        try:
+            for one in produced:
+                ready.put(one)
+                if stop.is_set():
+                    return
+        except BaseException as error:
+            end = error
+        ready.put(end)
+
+    thread = threading.Thread(target=work, name="tokenizing", daemon=True)
+    thread.start()
+    try:
+        while isinstance(one := ready.get(), Produced):
+            yield _Item(stream=0, produced=one)
+        if one is not None:
+            raise one
+    finally:
+        stop.set()
+        # Make room, so that a producer that waits to put sees the stop; it puts at most once more.
+        while not ready.empty():
+            ready.get_nowait()
+        thread.join()

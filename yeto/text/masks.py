@@ -1,0 +1,304 @@
+"""Which tokens of a conversation carry loss.
+
+The rule: the model's own chat template decides, and nobody has to believe it. ``{% generation %}`` blocks in
+a template say what the assistant would generate; the tokenizer turns them into a mask. That mask can be
+wrong in silence (a template without blocks gives zeros, spans are counted in a text that is stripped
+afterwards, character offsets are off for some byte-level tokenizers), and a run trained on a wrong mask
+looks healthy. So every row is proved: the template is rendered a second time with visible marks around its
+blocks, the masked tokens are decoded, and the two texts must be the same. What cannot be proved is refused,
+with the three ways out.
+
+Nothing is added after the template: exactly the control tokens it writes, hence one BOS. Only ``--train-on
+all`` and the ``legacy`` format, which have no template that could have written them, add BOS and EOS.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+from attrs import field, frozen
+
+from yeto.errors import DataError
+from yeto.text.formats import Conversation, Message
+
+WAYS_OUT = (
+    "ways out: --chat-template FILE (a template with {% generation %} tags), --assistant-mask-mode legacy, "
+    "or --train-on all"
+)
+_GENERATION = re.compile(r"\{%([-+]?)\s*generation\s*([-+]?)%\}")
+_END_GENERATION = re.compile(r"\{%([-+]?)\s*endgeneration\s*([-+]?)%\}")
+# Unicode noncharacters, with a word: no text that anyone trains on contains these.
+_OPEN, _CLOSE = "\ufdd0yeto(", ")yeto\ufdd1"
+_MARKED = re.compile(re.escape(_OPEN) + "(.*?)" + re.escape(_CLOSE), re.DOTALL)
+# The same kind of Jinja call block as generation blocks are, so whitespace control acts alike on both.
+_MARK_MACRO = "{% macro yeto_mark() %}" + _OPEN + "{{ caller() }}" + _CLOSE + "{% endmacro %}"
+
+
+@frozen(kw_only=True, eq=False)
+class Encoded:
+    """One tokenized conversation."""
+
+    ids: np.ndarray = field(repr=False)
+    """Token ids, int32, shape (n,)."""
+    weights: np.ndarray = field(repr=False)
+    """1 where a token carries loss, else 0; uint8, shape (n,)."""
+
+    @classmethod
+    def of(cls, ids: list[int], weights: list[int]) -> Encoded:
+        """Make arrays of two lists of equal length."""
+        return cls(ids=np.asarray(ids, dtype=np.int32), weights=np.asarray(weights, dtype=np.uint8))
+
+
+class ChatEncoder:
+    """Turns conversations into token ids and loss weights."""
+
+    def __init__(self, tokenizer: Any, *, train_on: str = "assistant", mask_mode: str = "native") -> None:
+        """Take a tokenizer and say what carries loss.
+
+        Args:
+            tokenizer: of transformers, with the chat template to use.
+            train_on: ``assistant`` or ``all``.
+            mask_mode: ``native`` (the template) or ``legacy`` (the ``<|role|>`` format).
+        """
+        self.tokenizer = tokenizer
+        self.name = str(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__)
+        self._train_on = train_on
+        self._mask_mode = mask_mode
+        self._marked: dict[str, str] = {}
+
+    def encode(self, conversation: Conversation) -> Encoded:
+        """Tokenize one conversation.
+
+        Raises:
+            DataError: the template or the tokenizer cannot be trusted with this row; the message names the
+                row, the tokenizer, and the ways out.
+        """
+        if self._mask_mode == "legacy":
+            return self._legacy(conversation)
+        if self._train_on == "all":
+            return self._all_tokens(conversation)
+        return self._native(conversation)
+
+    def decode(self, ids: Any) -> str:
+        """Return the text of token ids, control tokens included, nothing cleaned up."""
+        text = self.tokenizer.decode(
+            [int(token) for token in ids], skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        assert isinstance(text, str), "one list of ids has one text"
+        return text
+
+    # The template's own mask, proved.
+
+    def _native(self, conversation: Conversation) -> Encoded:
+        template = self._template(conversation)
+        if not _GENERATION.search(template):
+            raise self._refusal(conversation, "the chat template has no {% generation %} blocks")
+        output = self._render(
+            conversation,
+            template,
+            tokenize=True,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+            tokenizer_kwargs={"verbose": False},
+        )
+        ids = output["input_ids"]
+        if "assistant_masks" not in output:
+            raise self._refusal(conversation, "the tokenizer returned no assistant mask")
+        mask = output["assistant_masks"]
+        if len(mask) != len(ids):
+            raise self._refusal(conversation, f"assistant mask of {len(mask)} entries for {len(ids)} tokens")
+        if not set(mask) <= {0, 1}:
+            raise self._refusal(conversation, "the assistant mask has values other than 0 and 1")
+        replies = _replies(conversation)
+        if replies and not any(mask):
+            raise self._refusal(conversation, "the assistant mask is all zero although there is a reply")
+        self._prove(conversation, template, ids, mask, replies)
+        return Encoded.of(ids, mask)
+
+    def _prove(
+        self, conversation: Conversation, template: str, ids: list[int], mask: list[int], replies: list[str]
+    ) -> None:
+        marked = self._render(conversation, self._with_marks(template), tokenize=False)
+        blocks = [block for block in _joined_blocks(marked) if block]
+        runs = _runs(ids, mask)
+        if len(runs) == len(blocks):
+            proved = all(self._is_text_of(run, block) for run, block in zip(runs, blocks, strict=True))
+        else:
+            # A token can lie across the gap between two blocks and join their runs.
+            proved = _squeeze("".join(self.decode(run) for run in runs)) == _squeeze("".join(blocks))
+        if not proved:
+            supervised = " ".join(repr(self.decode(run)) for run in runs)
+            raise self._refusal(
+                conversation,
+                f"the assistant mask is off: it selects {_shorten(supervised)} where the template generates "
+                f"{_shorten(' '.join(map(repr, blocks)))}",
+            )
+        inside, outside = "\n".join(blocks), _MARKED.sub("\n", marked)
+        missing = [reply for reply in replies if reply not in inside]
+        # A template may choose to train on some turns only: then the other replies stand outside, whole.
+        lost = [reply for reply in missing if reply not in outside]
+        if replies and (lost or len(missing) == len(replies)):
+            raise self._refusal(
+                conversation,
+                f"the template's generation blocks do not hold the reply {_shorten(repr(missing[0]))}",
+            )
+
+    def _is_text_of(self, run: list[int], block: str) -> bool:
+        """Tell whether tokens are a block's, allowing only for tokens that lie across its two ends."""
+        text = self.decode(run)
+        if text == block:
+            return True
+        start = text.find(block)
+        if start >= 0:
+            after = len(text) - start - len(block)
+            return start < len(self.decode(run[:1])) and after < len(self.decode(run[-1:]))
+        # Some tokenizers lose letters, case or spaces; compare with what is left of the block then.
+        rest = self.decode(self._ids(block))
+        return rest != block and _squeeze(text) == _squeeze(rest)
+
+    def _with_marks(self, template: str) -> str:
+        if template not in self._marked:
+            marked = _GENERATION.sub(r"{%\1 call yeto_mark() \2%}", template)
+            self._marked[template] = _MARK_MACRO + _END_GENERATION.sub(r"{%\1 endcall \2%}", marked)
+        return self._marked[template]
+
+    # Every token.
+
+    def _all_tokens(self, conversation: Conversation) -> Encoded:
+        template = self._template(conversation)
+        ids = self._ids(self._render(conversation, template, tokenize=False))
+        bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+        if bos is not None and ids[:1] != [bos]:
+            ids = [bos, *ids]
+        if eos is not None and not self._ends_with(ids, eos):
+            ids = [*ids, eos]
+        return Encoded.of(ids, [1] * len(ids))
+
+    def _ends_with(self, ids: list[int], token: int) -> bool:
+        """Tell whether ``token`` is the last one but for white space, as in ``<|im_end|>`` and a newline."""
+        for last in reversed(ids):
+            if last == token:
+                return True
+            if self.decode([last]).strip():
+                return False
+        return False
+
+    # The synthetic format.
+
+    def _legacy(self, conversation: Conversation) -> Encoded:
+        bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+        ids: list[int] = [] if bos is None else [bos]
+        weights = [0] * len(ids)
+        for text, weight in _legacy_parts(conversation):
+            part = self._ids(text)
+            ids += part
+            weights += [weight] * len(part)
+        if eos is not None:
+            ids.append(eos)
+            weights.append(1)
+        if self._train_on == "all":
+            weights = [1] * len(ids)
+        return Encoded.of(ids, weights)
+
+    # The tokenizer.
+
+    def _template(self, conversation: Conversation) -> str:
+        try:
+            template = self.tokenizer.get_chat_template(None, tools=conversation.tools)
+        except ValueError as error:
+            raise self._refusal(conversation, "the tokenizer has no chat template") from error
+        assert isinstance(template, str)
+        return template
+
+    def _render(self, conversation: Conversation, template: str, **options: Any) -> Any:
+        try:
+            return self.tokenizer.apply_chat_template(
+                conversation.messages, tools=conversation.tools, chat_template=template, **options
+            )
+        except Exception as error:
+            # A template is a program of somebody else's: whatever it raises is a fact about this row.
+            cause = " ".join(str(error).split()) or type(error).__name__
+            raise self._refusal(conversation, f"the chat template failed: {cause}") from error
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
+
+    def _refusal(self, conversation: Conversation, problem: str) -> DataError:
+        return DataError(f"{conversation.origin}: {problem} (tokenizer {self.name}); {WAYS_OUT}")
+
+
+def highlight(encoder: ChatEncoder, encoded: Encoded, opening: str = "⟦", closing: str = "⟧") -> str:
+    """Return a row's text with its supervised stretches between two marks, for a person to look at."""
+    parts = []
+    start = 0
+    for end in range(1, len(encoded.ids) + 1):
+        if end == len(encoded.ids) or encoded.weights[end] != encoded.weights[start]:
+            text = encoder.decode(encoded.ids[start:end])
+            parts.append(f"{opening}{text}{closing}" if encoded.weights[start] else text)
+            start = end
+    return "".join(parts)
+
+
+def _replies(conversation: Conversation) -> list[str]:
+    """Return the texts that must be supervised: of each reply what follows its thinking, stripped.
+
+    Templates drop or move the thinking of earlier turns, and strip; what follows they must not touch.
+    """
+    texts = (
+        message["content"].rpartition("</think>")[2].strip()
+        for message in conversation.messages
+        if message["role"] == "assistant"
+    )
+    return [text for text in texts if text]
+
+
+def _joined_blocks(marked: str) -> list[str]:
+    """Return the texts between marks; blocks with nothing between them count as one, like their tokens."""
+    return _MARKED.findall(marked.replace(_CLOSE + _OPEN, ""))
+
+
+def _runs(ids: list[int], mask: list[int]) -> list[list[int]]:
+    """Return the maximal stretches of masked tokens."""
+    runs: list[list[int]] = []
+    previous = 0
+    for token, flag in zip(ids, mask, strict=True):
+        if flag and not previous:
+            runs.append([])
+        if flag:
+            runs[-1].append(token)
+        previous = flag
+    return runs
+
+
+def _legacy_parts(conversation: Conversation) -> list[tuple[str, int]]:
+    """Return (text, weight) pieces: a header line, the text, a newline for each message."""
+    parts: list[tuple[str, int]] = []
+    if conversation.tools is not None:
+        parts += [("<|system|>\n", 0), (_compact(conversation.tools) + "\n", 0)]
+    for message in conversation.messages:
+        weight = int(message["role"] == "assistant")
+        parts += [(f"<|{message['role']}|>\n", 0), (_legacy_text(message) + "\n", weight)]
+    return parts
+
+
+def _legacy_text(message: Message) -> str:
+    text: str = message["content"]
+    if "tool_calls" in message:
+        text += "<|tool_calls|>" + _compact(message["tool_calls"])
+    return text
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _squeeze(text: str) -> str:
+    return "".join(text.split())
+
+
+def _shorten(text: str, limit: int = 120) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"

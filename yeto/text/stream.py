@@ -1,0 +1,176 @@
+"""Rows, for ever: shards, epochs, a bounded shuffle, and a position to come back to.
+
+Row i of the source belongs to learner i mod M, and inside the learner to ranks and workers in the same way,
+so shares are disjoint without anybody knowing how many rows there are. A stream reads its share in windows of
+a bounded number of rows and permutes each window. The permutation depends on (seed, epoch, window) alone;
+there is no generator state to carry along, so a position is a handful of numbers and a short carry:
+
+    (epoch, window, cursor of the window's first row, rows taken, blocks taken of the next row, carry)
+
+and coming back to it costs one window, never the file. Windows begin small and double up to the shuffle
+buffer: the first block needs the rows of about one block, not a thousand of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from attrs import evolve, field, frozen
+
+from yeto.errors import DataError
+from yeto.text.config import TextConfig
+from yeto.text.formats import conversation
+from yeto.text.masks import ChatEncoder, Encoded
+from yeto.text.packing import Block, Packer, PackingCounts
+from yeto.text.rows import Cursor, Row, RowSource
+
+FIRST_WINDOW_ROWS = 16
+
+
+@frozen(kw_only=True)
+class Share:
+    """The rows i with i mod ``count`` = ``index``."""
+
+    index: int = 0
+    count: int = 1
+
+    def part(self, index: int, count: int) -> Share:
+        """Return every ``count``-th row of this share, beginning with its row number ``index``."""
+        return Share(index=self.index + self.count * index, count=self.count * count)
+
+    def rows(self) -> range:
+        """Return the row numbers; the end is out of any source's reach."""
+        return range(self.index, sys.maxsize, self.count)
+
+
+def share_of(config: TextConfig) -> Share:
+    """Return the rows of this process: learner modulo M (unless ``--data-shard off``), then its rank."""
+    learner = Share()
+    if config.data_shard == "auto":
+        learner = learner.part(config.learner_id, config.num_learners)
+    return learner.part(config.rank, config.num_ranks)
+
+
+@frozen(kw_only=True)
+class Position:
+    """Where a stream stands, right after one of its blocks."""
+
+    epoch: int = 0
+    window: int = 0
+    """Number of the window inside the epoch."""
+    start: Cursor = field(factory=Cursor)
+    """Where the window's rows begin in the source."""
+    taken: int = 0
+    """Rows of the permuted window that are used up."""
+    skip: int = 0
+    """Blocks of the next row that were given out already."""
+    carry: tuple[Encoded, ...] = field(default=(), repr=False, eq=False)
+    """Tokens that waited before that next row."""
+
+
+@frozen(kw_only=True)
+class Produced:
+    """One block with the position behind it; without a block, the end of a share that gives none."""
+
+    block: Block | None
+    position: Position
+    counts: PackingCounts
+
+
+def encoder_of(config: TextConfig, tokenizer: Any) -> Callable[[Row], Encoded]:
+    """Return the function from row to tokens and weights that a configuration asks for."""
+    encoder = ChatEncoder(tokenizer, train_on=config.train_on, mask_mode=config.assistant_mask_mode)
+    columns = config.column_roles()
+
+    def encode(row: Row) -> Encoded:
+        chat = conversation(row.value, row.origin, data_format=config.data_format, columns=columns)
+        return encoder.encode(chat)
+
+    return encode
+
+
+def packer_of(config: TextConfig) -> Packer:
+    """Return the packer that a configuration asks for."""
+    return Packer(
+        config.seq_len, documents=config.packing == "documents", windows=config.train_on == "assistant"
+    )
+
+
+def stream_blocks(
+    source: RowSource,
+    share: Share,
+    encode: Callable[[Row], Encoded],
+    packer: Packer,
+    *,
+    seed: int,
+    shuffle_buffer: int,
+    position: Position | None = None,
+) -> Iterator[Produced]:
+    """Yield blocks for ever, epoch after epoch.
+
+    Ends, with one :class:`Produced` that has no block, when a whole epoch gave neither a block nor a
+    target to wait in the carry; everything else would read for ever and never train.
+
+    Args:
+        source: the rows of everybody.
+        share: which of them are ours.
+        encode: row to tokens and weights.
+        packer: fresh; its carry is set from ``position``.
+        seed: root of the permutations.
+        shuffle_buffer: most rows of a window.
+        position: where to go on; None begins at the first row.
+
+    Raises:
+        DataError: a row cannot be read, understood or tokenized.
+    """
+    position = Position() if position is None else position
+    packer.restore(position.carry)
+    while True:
+        whole_epoch = position.window == 0 and position.taken == 0 and position.skip == 0
+        blocks_before = packer.counts.blocks
+        rows = source.rows(position.start, share.rows())
+        while window := list(islice(rows, _window_rows(position.window, shuffle_buffer))):
+            order = np.random.default_rng([seed, position.epoch, position.window]).permutation(len(window))
+            for place in range(position.taken, len(window)):
+                here = evolve(position, taken=place, carry=packer.carry)
+                blocks = packer.add(encode(window[order[place]]))
+                for number in range(here.skip, len(blocks)):
+                    behind = evolve(here, skip=number + 1)
+                    yield Produced(block=blocks[number], position=behind, counts=packer.counts)
+                position = evolve(here, skip=0)
+            after = window[-1].after
+            position = Position(epoch=position.epoch, window=position.window + 1, start=after)
+        if whole_epoch and packer.counts.blocks == blocks_before and not _has_target(packer.carry):
+            yield Produced(block=None, position=position, counts=packer.counts)
+            return
+        position = Position(epoch=position.epoch + 1)
+
+
+def nothing_left(config: TextConfig, counts: PackingCounts) -> DataError:
+    """Return the error of a share without a single block, with the counts and the remedy."""
+    where = f"learner {config.learner_id} of {config.num_learners}"
+    if config.num_ranks > 1:
+        where += f", rank {config.rank} of {config.num_ranks}"
+    if counts.rows == 0:
+        return DataError(
+            f"--data {config.data}: no rows for {where}; give at least one row for each learner and rank, "
+            "use fewer of them, or give each learner its own file with --data-shard off"
+        )
+    return DataError(
+        f"--data {config.data}: nothing to train on for {where}: {counts.rows} rows, "
+        f"{counts.dropped_windows} windows without a supervised token dropped ({counts.dropped_tokens} "
+        f"tokens); raise --seq-len {config.seq_len} if prompts are longer than that, or use --train-on all"
+    )
+
+
+def _window_rows(window: int, shuffle_buffer: int) -> int:
+    # The exponent is capped because a long epoch has many windows; 2**40 is above any buffer.
+    return int(min(shuffle_buffer, FIRST_WINDOW_ROWS << min(window, 40)))
+
+
+def _has_target(carry: tuple[Encoded, ...]) -> bool:
+    return any(piece.weights.any() for piece in carry)

@@ -1,0 +1,228 @@
+"""Causal-LM fine-tuning as a task of the learner's loop: the parts of this package put together."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import field, frozen
+from torch import nn
+
+from yeto.errors import DataError
+from yeto.learner.task import Batch, Evaluation
+from yeto.text.config import TextConfig
+from yeto.text.evaluate import evaluate_rows, heldout_rows
+from yeto.text.formats import conversation
+from yeto.text.loader import BlockLoader
+from yeto.text.lora import save_adapter
+from yeto.text.loss import summed_cross_entropy
+from yeto.text.masks import ChatEncoder, Encoded, highlight
+from yeto.text.model import LoadedModel, load_model, probe_micro_batch
+from yeto.text.packing import Block
+from yeto.text.rows import Cursor, open_source
+from yeto.text.tokenizer import load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@frozen(kw_only=True)
+class MicroBatch:
+    """Stacked blocks on the CPU; every tensor is int64 of shape (blocks, seq_len)."""
+
+    ids: torch.Tensor = field(repr=False)
+    weights: torch.Tensor = field(repr=False)
+    positions: torch.Tensor | None = field(repr=False)
+    """None when tokens run on from one document into the next."""
+
+
+class TextTask:
+    """A language model with its rows; satisfies :class:`yeto.learner.task.Task`."""
+
+    def __init__(self, config: TextConfig, model: LoadedModel, tokenizer: Any) -> None:
+        """Take the parts; :func:`build_task` makes them."""
+        self.config = config
+        self._model = model
+        self._tokenizer = tokenizer
+        self._heldout: list[Encoded] | None = None
+        self._micro_batch_size = config.micro_batch_size
+
+    def trainable_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the trained parameters by canonical name (an adapter's: PEFT's key in a saved one)."""
+        return self._model.trainable_parameters()
+
+    def binding(self) -> dict[str, Any]:
+        """Return model identity, tuning, adapter settings, seed and number of learners."""
+        config = self.config
+        binding: dict[str, Any] = {
+            "model": self._model.identity.binding(),
+            "tuning": config.tuning,
+            "seed": config.seed,
+            "num_learners": config.num_learners,
+        }
+        if self._model.targets is not None:
+            binding["lora"] = {
+                "r": config.lora_r,
+                "alpha": config.lora_alpha,
+                "targets": list(self._model.targets.names),
+            }
+        return binding
+
+    def describe(self) -> dict[str, Any]:
+        """Return facts for people: model, tuning, trainable share, dtype, device."""
+        return {
+            "task": "text",
+            "model": self.config.model,
+            "tuning": self.config.tuning,
+            **self._model.describe(),
+        }
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield micro batches for ever.
+
+        Raises:
+            DataError: a row cannot be used, or there is nothing to train on.
+        """
+        size = self._chosen_micro_batch_size()
+        blocks = iter(BlockLoader(self.config, self._tokenizer))
+        while taken := list(islice(blocks, size)):
+            yield self._batch(taken)
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """Return the cross-entropy in nats summed over the batch's targets, float32."""
+        inputs: MicroBatch = batch.inputs
+        device = self._model.device
+        positions = inputs.positions
+        with self._model.autocast():
+            return summed_cross_entropy(
+                self._model.module,
+                inputs.ids.to(device, non_blocking=True),
+                inputs.weights.to(device, non_blocking=True),
+                None if positions is None else positions.to(device, non_blocking=True),
+            )
+
+    def evaluate(self) -> Evaluation | None:
+        """Score the held-out rows; None without ``--eval-data``.
+
+        Raises:
+            DataError: a held-out row cannot be used, or none of them has a target.
+        """
+        if self.config.eval_data is None:
+            return None
+        if self._heldout is None:
+            self._heldout = heldout_rows(self.config, self._tokenizer)
+        return evaluate_rows(
+            self._model.module,
+            self._heldout,
+            seq_len=self.config.seq_len,
+            device=self._model.device,
+            compute_dtype=self._model.compute_dtype,
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write the current weights as a PEFT adapter or as a model folder, with the tokenizer."""
+        if self._model.targets is not None:
+            save_adapter(self._model.module, str(folder))
+        else:
+            self._model.module.save_pretrained(folder)
+        self._tokenizer.save_pretrained(folder)
+
+    def _batch(self, blocks: list[Block]) -> Batch:
+        ids = _stacked([block.ids for block in blocks])
+        vocabulary = self._model.module.get_input_embeddings().weight.shape[0]
+        if int(ids.max()) >= vocabulary:
+            raise DataError(
+                f"--model {self.config.model}: its tokenizer gives token {int(ids.max())}, but the model has "
+                f"only {vocabulary}; the two do not belong together"
+            )
+        weights = _stacked([block.weights for block in blocks])
+        documents = self.config.packing == "documents"
+        positions = _stacked([block.positions for block in blocks]) if documents else None
+        return Batch(
+            inputs=MicroBatch(ids=ids, weights=weights, positions=positions),
+            targets=int(weights.sum()),
+            tokens=ids.numel(),
+        )
+
+    def _chosen_micro_batch_size(self) -> int:
+        if self._micro_batch_size is None:
+            on_cuda = self._model.device.type == "cuda"
+            self._micro_batch_size = probe_micro_batch(self._try_step) if on_cuda else 1
+            logger.info("micro batch: %d blocks of %d tokens", self._micro_batch_size, self.config.seq_len)
+        return self._micro_batch_size
+
+    def _try_step(self, size: int) -> None:
+        """Run one step of the worst case: every token a target."""
+        length = self.config.seq_len
+        weights = np.ones(length, dtype=np.uint8)
+        weights[0] = 0
+        block = Block(
+            ids=np.zeros(length, dtype=np.int32),
+            weights=weights,
+            positions=np.arange(length, dtype=np.int32),
+        )
+        try:
+            self.loss(self._batch([block] * size)).backward()  # type: ignore[no-untyped-call]
+        finally:
+            self._model.module.zero_grad(set_to_none=True)
+
+
+def build_task(config: TextConfig) -> TextTask:
+    """Load tokenizer and model; say what is trained; print ``--mask-report`` rows to stderr.
+
+    Raises:
+        ConfigError: the model does not load, or a setting does not fit it.
+        DataError: a row of the mask report cannot be used.
+    """
+    tokenizer = load_tokenizer(config)
+    if config.mask_report and config.rank == 0:
+        for text in mask_report(config, tokenizer):
+            print(text, file=sys.stderr)
+    model = load_model(config)
+    task = TextTask(config, model, tokenizer)
+    facts = task.describe()
+    if model.targets is not None:
+        logger.info(
+            "LoRA r=%d alpha=%d on %d modules: %s",
+            config.lora_r,
+            config.lora_alpha,
+            len(model.targets.modules),
+            ", ".join(model.targets.names),
+        )
+    logger.info(
+        "training %s of %s parameters (%.3f %%), compute in %s on %s",
+        f"{facts['trainable_parameters']:,}",
+        f"{facts['parameters']:,}",
+        facts["trainable_percent"],
+        facts["compute_dtype"],
+        facts["device"],
+    )
+    return task
+
+
+def mask_report(config: TextConfig, tokenizer: Any) -> Iterator[str]:
+    """Yield the first ``--mask-report`` rows as text, supervised stretches marked.
+
+    Raises:
+        DataError: there are no rows, or one of them cannot be used.
+    """
+    if config.data is None:
+        raise DataError("--mask-report needs --data")
+    encoder = ChatEncoder(tokenizer, train_on=config.train_on, mask_mode=config.assistant_mask_mode)
+    rows = open_source(config.data, revision=config.data_revision).rows(Cursor())
+    for row in islice(rows, config.mask_report):
+        chat = conversation(
+            row.value, row.origin, data_format=config.data_format, columns=config.column_roles()
+        )
+        encoded = encoder.encode(chat)
+        heading = f"--- {row.origin}: {int(encoded.weights.sum())} of {len(encoded.ids)} tokens supervised"
+        yield f"{heading}\n{highlight(encoder, encoded)}"
+
+
+def _stacked(arrays: list[np.ndarray]) -> torch.Tensor:
+    return torch.from_numpy(np.stack(arrays).astype(np.int64))

@@ -6,10 +6,12 @@ terminal that could steer one.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import attrs
 
+from yeto.core.config import CoreConfig
 from yeto.core.decisions import (
     AttemptDiscarded,
     AttemptOpened,
@@ -22,6 +24,9 @@ from yeto.core.decisions import (
 )
 from yeto.core.events import Event, FinalAckReceived, LearnerJoined, LearnerLeft, SessionResumed
 from yeto.tape.records import Header, Record
+
+_LONG_HEX = re.compile(r"[0-9a-f]{20,}")
+"""Digests and the like: their beginning is enough for eyes."""
 
 
 def printable(text: str) -> str:
@@ -64,6 +69,10 @@ def _short(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.6g}"
+    if isinstance(value, CoreConfig):
+        return "(settings)"
+    if isinstance(value, str):
+        return f"{value[:12]}.." if _LONG_HEX.fullmatch(value) else value
     if isinstance(value, tuple):
         return f"[{' '.join(_short(item) for item in value)}]"
     if attrs.has(type(value)):

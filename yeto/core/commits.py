@@ -260,9 +260,9 @@ def on_checkpoint_written(draft: Draft, event: CheckpointWritten) -> None:
             draft.xi_sync = smoothed(draft.xi_sync, entry.sync_seconds + event.seconds)
     if not draft.broadcast:
         draft.broadcast = (0,) * draft.num_fragments
-        everyone = tuple(sorted(draft.current.values()))
-        broadcast_all(draft, everyone, "the checkpoint of step 0 is durable")
-    if draft.due is not None:
+        broadcast_all(draft, draft.everyone(), "the checkpoint of step 0 is durable")
+    # At the end of the run the final checkpoint covers what is due, after the SVD pool is drained.
+    if draft.due is not None and draft.step < draft.target:
         order_checkpoint(draft, f"the checkpoint of step {draft.due} was due while one was written")
 
 
@@ -295,7 +295,7 @@ def release_broadcasts(draft: Draft) -> None:
         draft.emit(
             BroadcastOrdered(
                 fragments=(FragmentVersionRef(fragment=entry.fragment, version=entry.step),),
-                to=tuple(sorted(draft.current.values())),
+                to=draft.everyone(),
                 why=f"fragment {entry.fragment} is at version {entry.step}",
             )
         )

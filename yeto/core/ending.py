@@ -89,7 +89,7 @@ def _order_cut(draft: Draft) -> None:
         FinalCutOrdered(
             step=draft.step,
             versions=draft.versions,
-            to=tuple(sorted(draft.current.values())),
+            to=draft.everyone(),
             awaited=tuple(sorted(awaited)),
             why=f"final cut of step {draft.step}; awaiting {names(awaited)} for at most "
             f"{draft.config.final_ack_timeout_seconds:g} s",

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import math
 
+from immutables import Map
+
 from yeto.core.commits import end_session
 from yeto.core.decisions import AttemptOpened, RoundsStarted
 from yeto.core.events import FirstEstimateDeadlinePassed, GateOpened, RetryDue, StartTimeoutPassed
@@ -38,6 +40,7 @@ def start_rounds(draft: Draft) -> None:
     late = f", --start-timeout-s {draft.config.start_timeout_seconds:g} has passed"
     draft.phase = Phase.RUNNING
     draft.start_deadline = None
+    draft.strangers = Map()
     draft.emit(
         RoundsStarted(
             step=draft.step + 1,
@@ -50,7 +53,7 @@ def start_rounds(draft: Draft) -> None:
 
 def retry_rounds(draft: Draft) -> None:
     """Open the next attempt, in ascending step, of every discarded round whose wait is over."""
-    if draft.phase is not Phase.RUNNING or len(draft.current) < draft.quorum:
+    if len(draft.current) < draft.quorum:
         return
     for round_ in draft.rounds:
         if round_.status is Status.RETRY and round_.retry_at is None:
@@ -111,7 +114,7 @@ def _open_attempt(draft: Draft, step: int, discarded: Round | None) -> None:
     else:
         draft.put(round_)
     freeze_pace(draft)
-    members = tuple(sorted(draft.current.values()))
+    members = draft.everyone()
     draft.emit(
         AttemptOpened(
             step=step,

@@ -71,7 +71,8 @@ def _admit(draft: Draft, event: PushOffered, round_: Round, staleness: int) -> N
         c_steps=event.c_steps,
         c_tokens=event.c_tokens,
     )
-    draft.put(replace(round_, uploads=round_.uploads.set(event.learner, upload)))
+    uploads = round_.uploads.set(event.learner, upload)
+    draft.put(replace(round_, uploads=uploads, deadline=_held_deadline(draft, round_)))
     draft.emit(
         PushAdmitted(
             learner=event.learner,
@@ -98,11 +99,16 @@ def on_upload_progress(draft: Draft, event: UploadProgress) -> None:
             event, "late", f"learner {event.learner} has no upload in an open attempt of round {event.step}"
         )
         return
+    draft.put(replace(round_, deadline=_held_deadline(draft, round_)))
+
+
+def _held_deadline(draft: Draft, round_: Round) -> float:
+    """The quorum deadline while an upload advances: its header counts as the first advance."""
     held = draft.at + PROGRESS_SECONDS + PROGRESS_SLACK_SECONDS
+    if held <= round_.deadline:
+        return round_.deadline
     last = round_.opened_at + MAX_DEADLINES * draft.config.quorum_timeout_seconds
-    deadline = moment(min(held, last))
-    if deadline > round_.deadline:
-        draft.put(replace(round_, deadline=deadline))
+    return max(round_.deadline, moment(min(held, last)))
 
 
 def on_push_received(draft: Draft, event: PushReceived) -> None:

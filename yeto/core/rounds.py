@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from immutables import Map
 
-from yeto.core.decisions import AttemptDiscarded
+from yeto.core.decisions import AttemptDiscarded, SessionEnding
 from yeto.core.state import Draft, Phase, Round, Status, moment, names, replace
 
 MAX_RETRY_SECONDS = 60.0
@@ -144,4 +144,5 @@ def halt(draft: Draft, *, exit_code: int, why: str) -> None:
     draft.phase = Phase.STOPPING
     draft.exit_code = exit_code
     draft.exit_why = why
+    draft.emit(SessionEnding(phase="stop", why=why))
     drop_rounds(draft, draft.step + 1, "stopping")

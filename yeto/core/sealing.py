@@ -178,8 +178,6 @@ def _left_out(draft: Draft, round_: Round) -> tuple[int, ...]:
 def _excuse(draft: Draft, sealed: Round, missed: tuple[int, ...]) -> None:
     """The sweep waits only once for a member that does not answer; other open rounds learn it here."""
     for learner in missed:
-        if learner in sealed.gone:
-            continue
         generation = sealed.members[learner].generation
         if draft.sweep_missed.get(learner) == generation:
             continue

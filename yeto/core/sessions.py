@@ -14,6 +14,8 @@ Nothing of version 0 leaves before the checkpoint of step 0 is durable: learners
 
 from __future__ import annotations
 
+from immutables import Map
+
 from yeto.core.commits import broadcast_all, order_checkpoint
 from yeto.core.decisions import FinalCutOrdered, LearnerRefused, SessionOpened
 from yeto.core.events import FragmentInitialised, HelloReceived, LearnerJoined, LearnerLeft
@@ -104,6 +106,7 @@ def _open(draft: Draft, event: HelloReceived) -> None:
     """Learner 0 decides; whoever is here already and differs is turned away."""
     draft.terms = event.terms
     draft.opener = event.generation
+    draft.strangers = Map()
     draft.emit(
         SessionOpened(
             terms=event.terms,

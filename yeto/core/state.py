@@ -314,6 +314,10 @@ class Fields:
             and step > self.target - self.num_fragments
         )
 
+    def everyone(self) -> tuple[Member, ...]:
+        """The current members, in learner order."""
+        return tuple(self.current[learner] for learner in sorted(self.current))
+
     def find(self, step: int) -> Round | None:
         """The open round ``step``, or None."""
         index = step - self.step - 1

@@ -98,11 +98,14 @@ def settle(draft: Draft) -> None:
         commits.order_merges(draft)
         commits.order_commit(draft)
     commits.release_broadcasts(draft)
-    ending.begin_budget(draft)
-    opening.start_rounds(draft)
-    opening.retry_rounds(draft)
-    opening.open_rounds(draft)
-    ending.settle_end(draft)
+    if draft.phase is not Phase.RUNNING:
+        ending.begin_budget(draft)
+        opening.start_rounds(draft)
+    if draft.phase is Phase.RUNNING:
+        opening.retry_rounds(draft)
+        opening.open_rounds(draft)
+    if draft.phase is not Phase.RUNNING or draft.step >= draft.target:
+        ending.settle_end(draft)
 
 
 def _resume(event: ev.SessionResumed) -> tuple[State, tuple[Decision, ...]]:

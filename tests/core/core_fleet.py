@@ -13,6 +13,7 @@ from attrs import evolve
 from yeto.core import CoreConfig, State, initial_state, next_timer, step
 from yeto.core import decisions as de
 from yeto.core import events as ev
+from yeto.core.resume import version_at
 from yeto.core.values import FragmentMark, SessionTerms
 
 D = TypeVar("D", bound=de.Decision)
@@ -94,7 +95,7 @@ class Session:
     # Learners.
 
     def gen(self, learner: int) -> str:
-        return generation(learner, self.dials[learner])
+        return generation(learner, self.dials.get(learner, 0))
 
     def hello(self, learner: int, **changes: Any) -> tuple[de.Decision, ...]:
         self.dials[learner] = self.dials.get(learner, 0) + 1
@@ -212,8 +213,6 @@ class Session:
 
 def resumed(session: Session, step_: int, **changes: Any) -> ev.SessionResumed:
     """A resume of ``session``'s terms at ``step_``."""
-    from yeto.core.resume import version_at
-
     num_fragments = session.terms.num_fragments
     fields: dict[str, Any] = {
         "at": session.at,

@@ -64,8 +64,7 @@ def read_key_file(path: str | os.PathLike[str]) -> bytes:
     """
     name = f"--auth-key-file {Path(path)}"
     try:
-        # Non-blocking, or a named pipe would hold us before we can see that it is one.
-        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        with open(path, "rb", opener=_open_without_waiting) as file:
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
                 raise ConfigError(f"{name}: not a regular file")
@@ -88,6 +87,11 @@ def load_key(path: str | os.PathLike[str] | None, environ: Mapping[str, str]) ->
         return read_key_file(path)
     text = environ.get(KEY_VARIABLE)
     return None if text is None else _checked_key(os.fsencode(text), KEY_VARIABLE)
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open so that a named pipe does not hold us before we can see that it is one."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _checked_key(data: bytes, name: str) -> bytes:

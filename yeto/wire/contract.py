@@ -80,7 +80,7 @@ def first_difference(left: Mapping[str, Any], right: Mapping[str, Any]) -> tuple
             inner = first_difference(a, b)
             if inner is not None:
                 return (f"{key}.{inner[0]}", *inner[1:])
-        elif json.dumps(a, sort_keys=True) != json.dumps(b, sort_keys=True):  # as JSON, true is not 1
+        elif (key in left) != (key in right) or _spelled(a) != _spelled(b):
             return key, a, b
     return None
 
@@ -177,6 +177,11 @@ class TrainingManifest:
             if a != b:
                 return field, a, b
         return None
+
+
+def _spelled(value: Any) -> str:
+    """Return a value as JSON, in which true is not 1."""
+    return json.dumps(value, sort_keys=True)
 
 
 def _tensor_lines(layout: Layout) -> dict[str, str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from types import NoneType, UnionType
 from typing import Any, NoReturn, get_args
 
 import attrs
@@ -31,6 +32,8 @@ from yeto.errors import TapeError
 from yeto.tape.records import FORMAT_VERSION, HEADER_KIND, RULES_VERSION, Header, Record
 
 Body = Header | Event | Decision
+Hook = Callable[[Any, Any], Any]
+"""Makes a value from what JSON gave; cattrs' shape: the value, then its type."""
 
 LINE_BYTES_MAX = 16 << 20
 """No record is longer: a ``merge`` record with 2,000 responders has less than 1 MiB."""
@@ -83,7 +86,7 @@ def _is_tuple(type_: Any) -> bool:
     return getattr(type_, "__origin__", None) is tuple
 
 
-def _tuple_hook(type_: Any, converter: Converter) -> Callable[[object, object], tuple[Any, ...]]:
+def _tuple_hook(type_: Any, converter: Converter) -> Hook:
     """Return the hook for ``tuple[X, ...]``: a JSON list of X and nothing else (not a string, not a map)."""
     item_type, ellipsis = get_args(type_)
     if ellipsis is not Ellipsis:
@@ -101,9 +104,7 @@ def _tuple_hook(type_: Any, converter: Converter) -> Callable[[object, object], 
     return structure
 
 
-def _blame_item(
-    value: list[object], type_: Any, item_hook: Callable[[Any, Any], object], item_type: Any
-) -> NoReturn:
+def _blame_item(value: list[object], type_: Any, item_hook: Hook, item_type: Any) -> NoReturn:
     """Structure a list once more, item by item, to name the one at fault (the fast way does not know)."""
     for index, item in enumerate(value):
         try:
@@ -114,18 +115,51 @@ def _blame_item(
     raise AssertionError("a list item failed only once")
 
 
-def _object_hook(cls: Any, converter: Converter) -> Callable[[object, object], Any]:
+def _is_optional(type_: Any) -> bool:
+    return isinstance(type_, UnionType) and len(get_args(type_)) == 2 and NoneType in get_args(type_)
+
+
+def _optional_hook(type_: Any, converter: Converter) -> Hook:
+    """Return the hook for ``X | None``; cattrs' own looks X's hook up again for every value."""
+    (inner_type,) = (part for part in get_args(type_) if part is not NoneType)
+    inner = converter.get_structure_hook(inner_type)
+
+    def structure(value: object, _: object) -> Any:
+        return None if value is None else inner(value, inner_type)
+
+    return structure
+
+
+def _object_hook(cls: Any, converter: Converter) -> Hook:
     """Return the hook for an attrs class: an object with exactly its fields."""
-    inner = make_dict_structure_fn(cls, converter)
-    names = frozenset(field.name for field in attrs.fields(cls))
+    fill = _filler(cls, converter)
+    names = frozenset(attrs.fields_dict(cls))
 
     def structure(value: object, _: object) -> Any:
         if type(value) is not dict:
             raise _Refused(f"expected an object, found {_shown(value)}")
         _check_keys(value, names)
-        return inner(value, cls)
+        return fill(value, cls)
 
     return structure
+
+
+def _filler(cls: Any, converter: Converter) -> Hook:
+    """Return the function that makes a class from an object whose keys are in order.
+
+    It is compiled twice: the quick one does not know where a fault is, so once there is a fault the
+    thorough one is run to name the field.
+    """
+    quick = make_dict_structure_fn(cls, converter, _cattrs_detailed_validation=False)
+    thorough = make_dict_structure_fn(cls, converter, _cattrs_detailed_validation=True)
+
+    def fill(value: Any, _: object) -> Any:
+        try:
+            return quick(value, cls)
+        except (_Refused, ClassValidationError, IterableValidationError):
+            return thorough(value, cls)
+
+    return fill
 
 
 def _check_keys(value: dict[str, object], names: frozenset[str]) -> None:
@@ -144,6 +178,7 @@ def _make_converter() -> Converter:
     converter.register_structure_hook(str, _structure_str)
     converter.register_structure_hook(bool, _structure_bool)
     converter.register_structure_hook_factory(_is_tuple, lambda type_: _tuple_hook(type_, converter))
+    converter.register_structure_hook_factory(_is_optional, lambda type_: _optional_hook(type_, converter))
     converter.register_structure_hook_factory(attrs.has, lambda cls: _object_hook(cls, converter))
     return converter
 
@@ -154,10 +189,7 @@ class _Kind:
 
     is_decision: bool
     keys: frozenset[str]
-    structure: Callable[[Any, Any], Body]
-    """Quick; does not know where a fault is."""
-    explain: Callable[[Any, Any], Body]
-    """The same, slower; its error names the field."""
+    fill: Hook
     unstructure: Callable[[Any], dict[str, Any]]
 
 
@@ -178,8 +210,7 @@ def _compile() -> dict[str, _Kind]:
         kinds[kind] = _Kind(
             is_decision=is_decision,
             keys=frozenset((*envelope, *fields)),
-            structure=make_dict_structure_fn(cls, converter, _cattrs_detailed_validation=False),
-            explain=make_dict_structure_fn(cls, converter, _cattrs_detailed_validation=True),
+            fill=_filler(cls, converter),
             unstructure=make_dict_unstructure_fn(cls, converter),
         )
     return kinds
@@ -304,14 +335,10 @@ class Decoder:
                 f"field because: a decision belongs directly behind its event, at the same time; "
                 f"the last event is {self._event_seq} at {self.at}, found {because} at {at}"
             )
-        try:
-            body = known.structure(fields, None)
-        except (_Refused, ClassValidationError, IterableValidationError):
-            body = known.explain(fields, None)
-        return Record(seq=seq, at=at, kind=kind, because=because, body=body)
+        return Record(seq=seq, at=at, kind=kind, because=because, body=known.fill(fields, None))
 
 
-def _named(name: str, hook: Callable[[object, object], Any], fields: dict[str, object]) -> Any:
+def _named(name: str, hook: Hook, fields: dict[str, object]) -> Any:
     try:
         return hook(fields[name], None)
     except _Refused as error:

@@ -35,7 +35,8 @@ class Header:
     config: CoreConfig
 
 
-@frozen(kw_only=True)
+# Without slots: frozen classes with slots take twice as long to make, and a tape has millions of these.
+@frozen(kw_only=True, slots=False)
 class Record:
     """One line of a tape."""
 

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from yeto.cli.replay_checkpoint import manifest_differences, read_manifest
+from yeto.cli.replay_checkpoint import manifest_differences
 from yeto.cli.replay_print import (
     print_difference,
     print_divergence,
@@ -146,6 +146,9 @@ def _tell_round(
 def _check_checkpoint(
     path: Path, records: Iterator[Record], replayer: Replayer, checkpoint: Path, *, as_json: bool
 ) -> int:
+    # Imported here: nothing else of this command needs what a manifest is checked with.
+    from yeto.state import read_manifest
+
     manifest = read_manifest(checkpoint)
     reached: State | None = None
     for _ in records:

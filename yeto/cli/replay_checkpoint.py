@@ -1,84 +1,47 @@
-"""Whether a checkpoint is what the tape says it is: read from its manifest alone, without a tensor."""
+"""Whether a checkpoint is what the tape says it is: by its manifest alone, without a tensor."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-from attrs import frozen
+from typing import TYPE_CHECKING
 
 from yeto.core import State
-from yeto.core.values import FragmentMark, LedgerEntry
-from yeto.errors import CheckpointError
+from yeto.core.values import LedgerEntry
 
-
-@frozen(kw_only=True)
-class Manifest:
-    """What a checkpoint's manifest states about the run."""
-
-    step: int
-    marks: dict[int, FragmentMark]
-    ledger: dict[int, LedgerEntry]
-
-
-def read_manifest(path: Path) -> Manifest:
-    """Return what the manifest of a checkpoint states.
-
-    Args:
-        path: the checkpoint's folder (its newest manifest is read) or one manifest in it.
-
-    Raises:
-        CheckpointError: there is no manifest, or it lacks something.
-    """
-    file = path / "manifest.json" if path.is_dir() else path
-    try:
-        stated = json.loads(file.read_text(encoding="utf-8"))
-        return Manifest(
-            step=stated["step"],
-            marks={
-                entry["fragment"]: FragmentMark(
-                    fragment=entry["fragment"],
-                    version=entry["version"],
-                    params_digest=entry["params_digest"],
-                    momentum_digest=entry["momentum_digest"],
-                )
-                for entry in stated["fragments"]
-            },
-            ledger={entry["learner"]: LedgerEntry(**entry) for entry in stated["ledger"]},
-        )
-    except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
-    except KeyError as error:
-        raise CheckpointError(f"{file}: not a checkpoint's manifest: it has no {error}") from None
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{file}: not a checkpoint's manifest: {error}") from error
+if TYPE_CHECKING:
+    from yeto.state import Manifest
 
 
 def manifest_differences(manifest: Manifest, state: State) -> list[str]:
-    """Return one sentence for each way in which a manifest differs from the state at its step."""
-    wrong = []
-    marks = {mark.fragment: mark for mark in state.marks}
-    for fragment in sorted(marks.keys() | manifest.marks.keys()):
-        ours, theirs = marks.get(fragment), manifest.marks.get(fragment)
-        if ours is None or theirs is None:
-            owner = "tape" if theirs is None else "checkpoint"
-            wrong.append(f"fragment {fragment}: only the {owner} knows it")
-            continue
-        for name in ("version", "params_digest", "momentum_digest"):
-            mine, stored = getattr(ours, name), getattr(theirs, name)
-            # Before its first commit a fragment's momentum is zero and the tape states no digest for it.
-            if mine not in (stored, ""):
-                wrong.append(f"fragment {fragment}: {name} {stored} in the checkpoint, {mine} on the tape")
-    for learner in sorted(state.ledger.keys() | manifest.ledger.keys()):
-        nothing = LedgerEntry(learner=learner, merges=0, c_steps=0, c_tokens=0)
-        credited, stored = state.ledger.get(learner, nothing), manifest.ledger.get(learner, nothing)
-        if credited != stored:
-            wrong.append(
-                f"learner {learner}: {_ledger_text(stored)} in the checkpoint, "
-                f"{_ledger_text(credited)} on the tape"
-            )
+    """Return one sentence for each way in which a checkpoint differs from the tape.
+
+    Args:
+        manifest: the checkpoint's.
+        state: the coordinator's, when it was last at the checkpoint's step.
+    """
+    wrong: list[str] = []
+
+    def compare(what: str, stored: object, told: object) -> None:
+        if stored != told:
+            wrong.append(f"{what}: {stored} in the checkpoint, {told} on the tape")
+
+    if state.terms is not None:
+        compare("layout fingerprint", manifest.layout_fingerprint, state.terms.fingerprint)
+        compare("session contract", manifest.session_contract, state.terms.contract)
+        compare("dtype", manifest.dtype, state.terms.dtype)
+    compare("fragments", len(manifest.fragments), len(state.marks))
+    for stored, mark in zip(manifest.fragments, state.marks, strict=False):
+        of = f"fragment {mark.fragment}, "
+        compare(of + "version", stored.version, mark.version)
+        compare(of + "params digest", stored.params_digest, mark.params_digest)
+        # Before its first commit a fragment's momentum is zero and the tape states no digest for it.
+        if mark.momentum_digest:
+            compare(of + "momentum digest", stored.momentum_digest, mark.momentum_digest)
+    ledger = {entry.learner: (entry.merges, entry.c_steps, entry.c_tokens) for entry in manifest.ledger}
+    for learner in sorted(ledger.keys() | state.ledger.keys()):
+        told = state.ledger.get(learner, LedgerEntry(learner=learner, merges=0, c_steps=0, c_tokens=0))
+        compare(
+            f"learner {learner}, (merges, steps, tokens)",
+            ledger.get(learner, (0, 0, 0)),
+            (told.merges, told.c_steps, told.c_tokens),
+        )
     return wrong
-
-
-def _ledger_text(entry: LedgerEntry) -> str:
-    return f"{entry.merges} merges, {entry.c_steps} steps, {entry.c_tokens} tokens"

@@ -513,3 +513,11 @@ def test_the_writer_goes_on_where_a_replay_ended(tmp_path, recorded):
     writer, tail = TapeWriter.resume(path)
     writer.close()
     assert (tail.last_seq, tail.last_at) == (result.records - 1, result.state.at)
+
+
+def test_recorded_tapes_open_and_replay_for_ever(fixtures):
+    """Each tape in fixtures/tapes is a promise: no change of the code may break it."""
+    for path in sorted((fixtures / "tapes").glob("*.jsonl")):
+        result = replay(path)
+        assert result.divergence is None, path
+        assert result.records == path.read_bytes().count(b"\n"), path

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, NoReturn, get_args
 
@@ -41,6 +42,9 @@ LINE_BYTES_MAX = 16 << 20
 
 class _Refused(Exception):
     """A value that the tape's border does not let through."""
+
+
+_FAULTS = (_Refused, ClassValidationError, IterableValidationError)
 
 
 def _shown(value: object) -> str:
@@ -98,7 +102,7 @@ def _tuple_hook(type_: Any, converter: Converter) -> Hook:
             raise _Refused(f"expected a list, found {_shown(value)}")
         try:
             return tuple([item_hook(item, item_type) for item in value])
-        except Exception:
+        except _FAULTS:
             _blame_item(value, type_, item_hook, item_type)
 
     return structure
@@ -109,7 +113,7 @@ def _blame_item(value: list[object], type_: Any, item_hook: Hook, item_type: Any
     for index, item in enumerate(value):
         try:
             item_hook(item, item_type)
-        except Exception as error:
+        except _FAULTS as error:
             error.add_note(IterableValidationNote(f"item {index}", index, item_type))
             raise IterableValidationError("list", [error], type_) from None
     raise AssertionError("a list item failed only once")
@@ -147,17 +151,16 @@ def _object_hook(cls: Any, converter: Converter) -> Hook:
 def _filler(cls: Any, converter: Converter) -> Hook:
     """Return the function that makes a class from an object whose keys are in order.
 
-    It is compiled twice: the quick one does not know where a fault is, so once there is a fault the
-    thorough one is run to name the field.
+    The quick way does not know where a fault is; so once there is a fault, a thorough one is made and run
+    to name the field.
     """
     quick = make_dict_structure_fn(cls, converter, _cattrs_detailed_validation=False)
-    thorough = make_dict_structure_fn(cls, converter, _cattrs_detailed_validation=True)
 
     def fill(value: Any, _: object) -> Any:
         try:
             return quick(value, cls)
-        except (_Refused, ClassValidationError, IterableValidationError):
-            return thorough(value, cls)
+        except _FAULTS:
+            return make_dict_structure_fn(cls, converter, _cattrs_detailed_validation=True)(value, cls)
 
     return fill
 
@@ -185,7 +188,7 @@ def _make_converter() -> Converter:
 
 @frozen(kw_only=True)
 class _Kind:
-    """How the bodies of one kind are read and written; compiled once, because this is the hot path."""
+    """How the bodies of one kind are read and written."""
 
     is_decision: bool
     keys: frozenset[str]
@@ -193,30 +196,25 @@ class _Kind:
     unstructure: Callable[[Any], dict[str, Any]]
 
 
-_ENVELOPE = ("seq", "at", "kind")
+_CLASSES: dict[str, Any] = {HEADER_KIND: Header, **EVENTS, **DECISIONS}
+_CONVERTER = _make_converter()
 
 
-def _compile() -> dict[str, _Kind]:
-    converter = _make_converter()
-    kinds: dict[str, _Kind] = {}
-    classes: dict[str, type[Any]] = {HEADER_KIND: Header, **EVENTS, **DECISIONS}
-    for kind, cls in classes.items():
-        is_decision = kind in DECISIONS
-        fields = [field.name for field in attrs.fields(cls)]
-        envelope = (*_ENVELOPE, "because") if is_decision else _ENVELOPE
-        # Lines are flat, so a body's own fields must not be called like the envelope's.
-        # ``at`` of an event is both.
-        assert not set(fields) & set(envelope) - ({"at"} if kind in EVENTS else set()), kind
-        kinds[kind] = _Kind(
-            is_decision=is_decision,
-            keys=frozenset((*envelope, *fields)),
-            fill=_filler(cls, converter),
-            unstructure=make_dict_unstructure_fn(cls, converter),
-        )
-    return kinds
-
-
-_KINDS = _compile()
+@cache
+def _kind(kind: str) -> _Kind:
+    """Return how a kind is read and written: compiled once, and only if the tape has any of it."""
+    cls = _CLASSES[kind]
+    is_decision = kind in DECISIONS
+    envelope = {"seq", "at", "kind", "because"} if is_decision else {"seq", "at", "kind"}
+    fields = set(attrs.fields_dict(cls))
+    # Lines are flat, so a field must not be called like a key of the envelope; ``at`` of an event is both.
+    assert not fields & envelope - ({"at"} if kind in EVENTS else set()), kind
+    return _Kind(
+        is_decision=is_decision,
+        keys=frozenset(envelope | fields),
+        fill=_filler(cls, _CONVERTER),
+        unstructure=make_dict_unstructure_fn(cls, _CONVERTER),
+    )
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -256,7 +254,7 @@ def encode(*, seq: int, at: float, body: Body, because: int | None = None) -> by
     envelope: dict[str, Any] = {"seq": seq, "at": at, "kind": kind}
     if because is not None:
         envelope["because"] = because
-    envelope.update(_KINDS[kind].unstructure(body))
+    envelope.update(_kind(kind).unstructure(body))
     try:
         line = _render(envelope).encode("ascii") + b"\n"
     except (TypeError, ValueError) as error:
@@ -315,9 +313,9 @@ class Decoder:
         if type(fields) is not dict:
             raise _Refused(f"expected an object, found {_shown(fields)}")
         kind = fields.get("kind")
-        if type(kind) is not str or kind not in _KINDS:
+        if type(kind) is not str or kind not in _CLASSES:
             raise _Refused(f"field kind: {_shown(kind)} is not a kind of record that this version knows")
-        known = _KINDS[kind]
+        known = _kind(kind)
         if (kind == HEADER_KIND) != (self.line == 0):
             raise _Refused("the header belongs on line 1 and nowhere else")
         if kind == HEADER_KIND:

@@ -34,7 +34,7 @@ class World(Session):
 
     def __init__(self, choices: dict[str, Any], num_fragments: int) -> None:
         super().__init__(config(**choices), num_fragments=num_fragments)
-        self.pulls: list[de.PushAdmitted | tuple[int, str, int, int, int]] = []
+        self.pulls: list[tuple[int, str, int, int, int]] = []
         self.uploads: list[tuple[int, str, int, int]] = []
         self.merges: list[tuple[int, int]] = []
         self.outers: list[tuple[int, int]] = []
@@ -45,7 +45,7 @@ class World(Session):
         self.acks: list[int] = []
         self.inits: list[int] = []
         self.draining = False
-        self.saved: dict[int, tuple[Any, ...]] = {}
+        self.saved: dict[int, tuple[tuple[Any, ...], int | None]] = {}
         # What the invariants need to remember, per timeline.
         self.members: dict[tuple[int, int], set[tuple[int, str]]] = {}
         self.accepted: dict[tuple[int, int], set[int]] = {}
@@ -84,7 +84,7 @@ class World(Session):
             self.outers.append((decision.step, decision.attempt))
         elif isinstance(decision, de.CheckpointOrdered):
             self.checkpoints.append(decision.step)
-            self.saved[decision.step] = tuple(self.state.ledger.values())
+            self.saved[decision.step] = (tuple(self.state.ledger.values()), decision.finish_target)
         elif isinstance(decision, de.LearnerRefused):
             self._cut_off(decision.learner, decision.generation)
         elif isinstance(decision, de.FinalCutOrdered):
@@ -250,7 +250,7 @@ class World(Session):
             generation=gen,
             base_version=base + 5 if kind == 15 else 0 if kind == 16 else base,
             c_steps=0 if kind == 17 else 1 + how % 5,
-            c_tokens=0 if kind == 18 else how % 1000,
+            c_tokens=0 if kind == 18 else 1 + how % 1000,
         )
         if kind == 14:
             self.pulls.append((learner, gen, step_, attempt, base))
@@ -309,7 +309,7 @@ class World(Session):
         elif kind == 4 and how % 5 == 0:
             self.tell(ev.StopRequested, signal="SIGINT")
         elif kind == 5:
-            self.resume()
+            self.resume(finish=how % 3 == 0)
         elif kind == 6 and self.draining:
             self.tell(ev.SvdPoolDrained)
         elif kind == 7 and self.uploads:
@@ -323,11 +323,15 @@ class World(Session):
         else:
             self.tell(ev.GateOpened, step=how % 9)
 
-    def resume(self) -> None:
-        """The syncer dies and starts again from its newest durable checkpoint."""
+    def resume(self, *, finish: bool) -> None:
+        """The syncer dies and starts again from its newest durable checkpoint, perhaps as a finish."""
         durable = self.state.durable
         if durable < 0:
             return
+        ledger, target = self.saved[durable]
+        policy = self.state.config
+        if finish and policy.learner_budget_steps is not None:
+            policy = evolve(policy, budget_finish=True)
         for pending in (self.pulls, self.uploads, self.merges, self.outers, self.checkpoints):
             pending.clear()
         for more in (self.lefts, self.acks, self.inits):
@@ -339,24 +343,30 @@ class World(Session):
         self.committed = durable
         self.last_broadcast = 0
         self.draining = False
-        self.feed(resumed(self, durable, ledger=self.saved[durable]))
+        self.feed(resumed(self, durable, config=policy, ledger=ledger, finish_target=target))
 
     # Behaving.
 
-    def behave(self) -> None:
-        """Everybody is there and does what it is told; the session must end."""
-        if self.state.phase is Phase.ENDED:
-            return
+    def behave(self, alive: list[int]) -> None:
+        """These learners are there and do what they are told, the others are dead; it must end."""
+        for learner in sorted(self.joined - set(alive)):
+            self.lose(sorted(self.joined).index(learner))
         for _ in range(PATIENCE):
             if self.state.phase is Phase.ENDED:
                 return
-            self._next_good_fact()
+            self.next_good_fact(alive)
         raise AssertionError(f"the session did not end: {self.state}")
 
-    def _next_good_fact(self) -> None:
-        missing = [i for i in range(self.config.num_learners) if i not in self.state.current]
+    def next_good_fact(self, alive: list[int]) -> None:
+        """One step of a shell and of learners that behave."""
+        current = self.state.current
+        missing = [learner for learner in alive if learner not in current]
         budget = self.config.learner_budget_steps
-        unreported = [i for i in self.state.current if i not in self.state.reports]
+        unreported = [learner for learner in current if learner not in self.state.reports]
+        generations = {member.generation for member in current.values()}
+        self.pulls = [pull for pull in self.pulls if pull[1] in generations]
+        self.uploads = [upload for upload in self.uploads if upload[1] in generations]
+        self.acks = [learner for learner in self.acks if learner in current]
         if self.state.phase in (Phase.FINALISING, Phase.STOPPING):
             missing = []
         if self.draining and self.config.svd_pool and not self.state.pool_drained:
@@ -376,7 +386,7 @@ class World(Session):
         elif self.uploads:
             self.deliver(0)
         elif self.pulls:
-            self.answer(0)
+            self.answer(19 * len(self.pulls))
         elif self.acks:
             self.acknowledge(0)
         elif self.state.phase is Phase.BUDGET and unreported:
@@ -419,17 +429,19 @@ def worlds(draw: st.DrawFn) -> World:
     world=worlds(),
     draws=st.lists(st.tuples(st.integers(0, 255), st.integers(0, 65535)), min_size=20, max_size=200),
     well_started=st.booleans(),
+    everybody=st.booleans(),
 )
 def test_the_promises_hold_and_every_run_ends(
-    world: World, draws: list[tuple[int, int]], well_started: bool
+    world: World, draws: list[tuple[int, int]], well_started: bool, everybody: bool
 ) -> None:
+    fleet = list(range(world.config.num_learners))
     if well_started:
         for _ in range(world.config.num_learners + world.terms.num_fragments + 1):
-            world._next_good_fact()
+            world.next_good_fact(fleet)
     for which, how in draws:
         actions = world.actions()
         actions[which % len(actions)](how)
-    world.behave()
+    world.behave(fleet if everybody else fleet[: world.config.quorum])
     assert world.state.exit_code in (0, 1, 3, 4)
     _replays_to_the_same(world)
 

@@ -48,7 +48,8 @@ class LearnerRefused(Decision):
     generation: str
     reason: str
     """``session_differs``, ``learner_out_of_range``, ``generation_reused``, ``superseded``,
-    ``non_finite``, ``init_not_finite`` or ``ended``."""
+    ``non_finite``, ``init_not_finite``, ``budget_differs`` or ``ended``. A ``generation_reused`` closes the
+    connection that said it, never the live group that really drew the number."""
     field: str | None = None
     """The term that differs."""
     permanent: bool = True
@@ -238,6 +239,7 @@ class CheckpointOrdered(Decision):
     kind: ClassVar[str] = "checkpoint_ordered"
     step: int
     final: bool
+    """No round follows in this process."""
     finish_target: int | None = None
 
 
@@ -261,6 +263,7 @@ class FinalCutOrdered(Decision):
     versions: tuple[int, ...]
     to: tuple[Member, ...]
     awaited: tuple[int, ...]
+    """Learners whose ACK is still missing."""
 
 
 @frozen(kw_only=True)

@@ -72,10 +72,10 @@ def may_open(state: Fields) -> bool:
     """Whether only the throttle can still hold the next round back."""
     if state.phase is not Phase.RUNNING or len(state.rounds) >= state.depth:
         return False
-    step = state.next_step
+    step = state.step + len(state.rounds) + 1
     if step > state.target or len(state.current) < state.quorum:
         return False
-    fragment = (step - 1) % state.num_fragments
+    fragment = (step - 1) % len(state.versions)
     return state.versions[fragment] == state.broadcast[fragment]
 
 

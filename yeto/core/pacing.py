@@ -141,14 +141,12 @@ def freeze_pace(draft: Draft) -> None:
 
 def gate(state: Fields) -> float:
     """The moment from which the throttle lets the next round open; infinite while it waits to see."""
-    interval = open_interval(state.config, state.num_fragments, None)
-    if _throttled(state):
-        xi_step = throttle_step(state)
-        if xi_step is not None:
-            interval = open_interval(state.config, state.num_fragments, xi_step)
-        elif state.blind_opened >= state.depth and not state.blind_over:
-            return math.inf
-    return state.at if state.last_open is None else moment(state.last_open + interval)
+    xi_step = throttle_step(state) if _throttled(state) else None
+    if xi_step is None and state.blind_opened >= state.depth and not state.blind_over:
+        return math.inf
+    if state.last_open is None:
+        return state.at
+    return moment(state.last_open + open_interval(state.config, state.num_fragments, xi_step))
 
 
 def note_blind_opening(draft: Draft) -> None:

@@ -15,8 +15,6 @@ in order, so a discard takes every later round with it whose commit was not orde
 
 from __future__ import annotations
 
-from immutables import Map
-
 from yeto.core.decisions import AttemptDiscarded, SessionEnding
 from yeto.core.state import Draft, Phase, Round, Status, moment, names, replace
 
@@ -77,16 +75,18 @@ def discard(draft: Draft, round_: Round, reason: str, why: str) -> None:
     if draft.phase in _NO_RETRY:
         drop_rounds(draft, round_.step, _NO_RETRY[draft.phase], announced=round_.step)
         return
+    # A fresh record: what the discarded attempt had gathered is freed here.
     draft.put(
-        replace(
-            round_,
+        Round(
+            step=round_.step,
+            fragment=round_.fragment,
+            attempt=round_.attempt,
             status=Status.RETRY,
-            members=Map(),
-            answers=Map(),
-            uploads=Map(),
-            chances=Map(),
-            gone=Map(),
-            sealed=None,
+            quorum=round_.quorum,
+            base_version=round_.base_version,
+            opened_at=round_.opened_at,
+            deadline=round_.deadline,
+            sweep=round_.sweep,
             discards=discards,
             failures=failures,
             retry_at=retry_at if wait > 0.0 else None,

@@ -22,18 +22,26 @@ from yeto.core.values import Weighted
 from yeto.core.weights import learner_weight
 
 
-def settle_attempts(draft: Draft) -> None:
-    """Seal or discard, in ascending step, every attempt for which it is time."""
+def settle_attempts(draft: Draft) -> bool:
+    """Seal or discard, in ascending step, every attempt for which it is time.
+
+    Returns:
+        Whether an attempt was sealed, so that its merge is to be ordered.
+    """
+    sealed = False
     step = draft.step + 1
+    # Looked up one by one: settling a round may drop later ones or excuse their members.
     while (round_ := draft.find(step)) is not None:
         if round_.status is Status.GATHERING:
-            _settle(draft, round_)
+            sealed = _settle(draft, round_) or sealed
         elif round_.status is Status.RETRY and draft.phase is Phase.STOPPING:
             drop_rounds(draft, step, "stopping")
         step += 1
+    return sealed
 
 
-def _settle(draft: Draft, round_: Round) -> None:
+def _settle(draft: Draft, round_: Round) -> bool:
+    """Settle one gathering attempt; True when it was sealed."""
     answers, owing = len(round_.answers), round_.owing
     if answers < round_.quorum:
         if answers + owing < round_.quorum:
@@ -50,19 +58,27 @@ def _settle(draft: Draft, round_: Round) -> None:
             seconds = draft.at - round_.opened_at
             why = f"{answers} of quorum {round_.quorum} answered within {seconds:g} s"
             discard(draft, round_, "quorum_timeout", why)
-        return
+        return False
     if owing == 0:
-        _seal(draft, round_, "nobody owes an answer any more")
+        why = "nobody owes an answer any more"
     elif round_.overdue:
-        _seal(draft, round_, "it waited long enough")
+        why = "it waited long enough"
     elif round_.sweep:
-        if owing <= round_.excused:
-            _seal(draft, round_, "whoever is missing was missed in the sweep round before, too")
-    elif round_.grace_deadline is None:
-        _open_grace(draft, round_)
+        if owing > round_.excused:
+            return False
+        why = "whoever is missing was missed in the sweep round before, too"
+    else:
+        if round_.grace_deadline is not None:
+            return False
+        round_ = _open_grace(draft, round_)
+        if round_.grace_seconds != 0.0:
+            return False
+        why = "there is no slack to wait in"
+    _seal(draft, round_, why)
+    return True
 
 
-def _open_grace(draft: Draft, round_: Round) -> None:
+def _open_grace(draft: Draft, round_: Round) -> Round:
     """Size the wait for stragglers to the compute slack of the fleet."""
     config = draft.config
     xi_step: float | None = None
@@ -100,8 +116,7 @@ def _open_grace(draft: Draft, round_: Round) -> None:
     )
     round_ = replace(round_, grace_seconds=seconds, grace_deadline=deadline)
     draft.put(round_)
-    if seconds == 0.0:
-        _seal(draft, round_, "there is no slack to wait in")
+    return round_
 
 
 def _seal(draft: Draft, round_: Round, why: str) -> None:

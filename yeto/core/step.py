@@ -94,8 +94,8 @@ def step(state: State, event: ev.Event) -> tuple[State, tuple[Decision, ...]]:
 def settle(draft: Draft) -> None:
     """Do everything that has become possible, in the order of the rules."""
     if draft.rounds:
-        sealing.settle_attempts(draft)
-        commits.order_merges(draft)
+        if sealing.settle_attempts(draft):
+            commits.order_merges(draft)
         commits.order_commit(draft)
     commits.release_broadcasts(draft)
     if draft.phase is not Phase.RUNNING:

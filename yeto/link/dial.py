@@ -100,13 +100,13 @@ async def dial(
             No stream is left open, also when cancelled.
     """
     opened: list[FrameStream] = []
+    address = host
     try:
-        address = host
         for _ in range(1 + num_streams):
-            raw = await _connect(address, port)
+            raw = await _connect(host, address, port)
             opened.append(FrameStream(raw))
             set_socket_options(raw)
-            # A name may stand for several machines; the group belongs to one.
+            # A name may stand for several machines. A group belongs to one: the others go where this went.
             address = raw.socket.getpeername()[0]
             if tls is not None:
                 secure: trio.SSLStream[trio.SocketStream] = trio.SSLStream(raw, tls, server_hostname=host)
@@ -116,22 +116,18 @@ async def dial(
         for stream in opened:
             await stream.close()
         if isinstance(error, (OSError, trio.BrokenResourceError)):
-            reason = error.__cause__ if isinstance(error, trio.BrokenResourceError) else error
-            raise LinkClosed(f"cannot connect to {host}:{port}: {reason}") from error
+            raise LinkClosed(f"cannot connect to {host}:{port}: {error.__cause__ or error}") from error
         raise
     return tuple(opened)
 
 
-async def _connect(host: str, port: int) -> trio.SocketStream:
+async def _connect(host: str, address: str, port: int) -> trio.SocketStream:
     try:
-        return await trio.open_tcp_stream(host, port)
+        return await trio.open_tcp_stream(address, port)
     except OSError as error:
         tried = error.__cause__
-        if isinstance(tried, ExceptionGroup):
-            raise LinkClosed(
-                f"cannot connect to {host}:{port}: " + "; ".join(str(one) for one in tried.exceptions)
-            ) from error
-        raise
+        reasons = tried.exceptions if isinstance(tried, ExceptionGroup) else (error,)
+        raise LinkClosed(f"cannot connect to {host}:{port}: {'; '.join(map(str, reasons))}") from error
 
 
 def backoff(

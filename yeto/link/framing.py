@@ -40,6 +40,10 @@ KEEPALIVE_PROBES: Final = 3
 USER_TIMEOUT_SECONDS: Final = 20
 """The same for bytes that were sent and are not acknowledged, which keep-alive does not see."""
 
+NOT_SENT_BYTES: Final = 1024 * 1024
+"""A writer is woken when fewer bytes than this wait in the kernel. Trio's own 16 KiB would wake it for every
+16 KiB; with this much a slice goes out in a few calls, and a control message still waits for little."""
+
 PROBE_SECONDS: Final = 0.1
 """Most that `FrameStream.ended` waits for a TLS record of which a part has arrived."""
 
@@ -103,8 +107,7 @@ class FrameStream:
             LinkClosed: The connection ended; the message names `what` if that was in the middle of it.
         """
         if len(self._ahead) - self._start >= size:
-            # Never run on without a checkpoint: a peer may have sent thousands of small frames at once.
-            await trio.lowlevel.checkpoint()
+            # No checkpoint: the read-ahead is soon used up, and then the socket is one.
             self._start += size
             return self._ahead[self._start - size : self._start]
         if size > READ_AHEAD_BYTES:
@@ -127,10 +130,8 @@ class FrameStream:
             LinkClosed: The connection ended.
         """
         filled = min(len(view), len(self._ahead) - self._start)
-        if filled or not view:
-            await trio.lowlevel.checkpoint()
-            view[:filled] = self._ahead[self._start : self._start + filled]
-            self._start += filled
+        view[:filled] = self._ahead[self._start : self._start + filled]
+        self._start += filled
         while filled < len(view):
             got = await self._receive_into(view[filled:])
             if not got:
@@ -202,7 +203,10 @@ class FrameStream:
 
     async def close(self) -> None:
         """Close at once, whatever is under way; safe to call again, and while cancelled."""
-        await trio.aclose_forcefully(self._stream)
+        # Shielded, although it does not block: the caller's cancellation would otherwise come out of here
+        # and keep it from closing its other streams.
+        with trio.CancelScope(shield=True):
+            await trio.aclose_forcefully(self._stream)
 
     async def close_after_peer(self, linger_seconds: float) -> None:
         """End the stream so that the peer surely gets what was sent last, then close.
@@ -259,8 +263,8 @@ class FrameStream:
 def set_socket_options(stream: trio.abc.Stream) -> None:
     """Make a TCP stream, or the one under a TLS stream, prompt to send and quick to notice a dead peer.
 
-    No delay, keep-alive after 5 s every 5 s for 3 times, and 20 s for unacknowledged bytes, as far as the
-    system has these options. Streams without a socket are left alone.
+    No delay, few wake-ups per slice, keep-alive after 5 s every 5 s for 3 times, and 20 s for unacknowledged
+    bytes, as far as the system has these options. Streams without a socket are left alone.
     """
     raw = underlying_socket(stream)
     if raw is None or raw.family not in (socket.AF_INET, socket.AF_INET6):
@@ -273,6 +277,7 @@ def set_socket_options(stream: trio.abc.Stream) -> None:
         (("TCP_KEEPINTVL",), KEEPALIVE_INTERVAL_SECONDS),
         (("TCP_KEEPCNT",), KEEPALIVE_PROBES),
         (("TCP_USER_TIMEOUT",), USER_TIMEOUT_SECONDS * 1000),
+        (("TCP_NOTSENT_LOWAT",), NOT_SENT_BYTES),
     ):
         option = next((getattr(socket, name) for name in names if hasattr(socket, name)), None)
         if option is not None:

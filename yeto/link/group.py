@@ -5,6 +5,10 @@ watch for silence (syncer). **The first thing that goes wrong on any stream ends
 reason that `Group.run` raises: a message never straddles two generations, so nothing half-received or
 half-sent outlives its group, and what one learner does never reaches another's nursery.
 
+What one group can hold at most: the slices that came early (32 MiB), control messages that wait (4 MiB), the
+read-ahead and scratch of its streams (80 KiB each), the tensors its outbox keeps alive (`outbox_bytes_max`,
+shared with all others as long as they are current), and the buffers that `admit` gave out.
+
 An orderly end is `Group.finish`: what waits on the control stream (a SHUTDOWN, an ERROR) still goes out, and
 the data streams stay open until the peer had time to read it, so that their end cannot overtake the reason.
 """
@@ -183,11 +187,11 @@ class Group:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 for work in (self._read_control, self._write_control, self.outbox.failed):
-                    nursery.start_soon(self._guarded, work)
+                    nursery.start_soon(self._guarded, nursery, work)
                 if self._heartbeat is not None:
-                    nursery.start_soon(self._guarded, self._beat, self._heartbeat)
+                    nursery.start_soon(self._guarded, nursery, self._beat, self._heartbeat)
                 if self._silence_seconds is not None:
-                    nursery.start_soon(self._guarded, self._watch_silence, self._silence_seconds)
+                    nursery.start_soon(self._guarded, nursery, self._watch_silence, self._silence_seconds)
                 for index, stream in enumerate(self._data):
                     if stream is not None:
                         self._start_data(nursery, index, stream)
@@ -207,19 +211,20 @@ class Group:
         if self._reason is not None:
             raise self._reason
 
-    async def _guarded(self, work: Callable[..., Awaitable[None]], *args: object) -> None:
+    async def _guarded(
+        self, nursery: trio.Nursery, work: Callable[..., Awaitable[None]], *args: object
+    ) -> None:
         """Run one task of the group; the first expected failure is the reason that the group ends for."""
         try:
             await work(*args)
         except YetoError as error:
             if self._reason is None and not self._finishing.is_set():
                 self._reason = error
-            if self._nursery is not None:
-                self._nursery.cancel_scope.cancel()
+            nursery.cancel_scope.cancel()
 
     def _start_data(self, nursery: trio.Nursery, index: int, stream: FrameStream) -> None:
-        nursery.start_soon(self._guarded, receive_bulk, stream, self.inbox, self._places.data)
-        nursery.start_soon(self._guarded, bulk_writer, stream, self.outbox, index)
+        nursery.start_soon(self._guarded, nursery, receive_bulk, stream, self.inbox, self._places.data)
+        nursery.start_soon(self._guarded, nursery, bulk_writer, stream, self.outbox, index)
 
     async def _write_control(self) -> None:
         await write_control(self._control, self.outbox)

@@ -53,10 +53,9 @@ class Child:
         """
         if command is not None:
             self._command = list(command)
-        words = [sys.executable, "-m", "yeto.cli.child", str(os.getpid()), *self._command]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                self._words(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
 
     @property
@@ -108,6 +107,9 @@ class Child:
         error = YetoError(f"{self.name}: {why}")
         error.exit_code = code if code > 0 else 1
         return error
+
+    def _words(self) -> list[str]:
+        return [sys.executable, "-m", "yeto.cli.child", str(os.getpid()), *self._command]
 
     def _log_tail(self) -> list[str]:
         with self.log.open("rb") as log:

@@ -1,0 +1,86 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import trio
+
+from yeto.cli import children
+from yeto.cli.children import Child
+from yeto.errors import YetoError
+
+
+@pytest.fixture
+def child(tmp_path, monkeypatch):
+    """A child whose command is a line of Python instead of a yeto command."""
+    monkeypatch.setattr(children, "RELAUNCH_SECONDS", 0.0)
+
+    def make(program):
+        made = Child("worker", ("-c", program), tmp_path / "worker.log")
+        monkeypatch.setattr(made, "_words", lambda: [sys.executable, "-c", program])
+        return made
+
+    return make
+
+
+async def test_a_childs_own_last_line_explains_its_failure(child):
+    failing = child(
+        "import sys; print('noise'); print('yeto: port 7 is taken', file=sys.stderr); sys.exit(2)"
+    )
+    failing.start()
+    code = await failing.wait()
+    error = failing.failure(code)
+    assert code == 2
+    assert (str(error), error.exit_code) == ("worker: port 7 is taken", 2)
+
+
+async def test_a_child_that_ignores_sigterm_is_killed(child):
+    stubborn = child(
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('up', flush=True); time.sleep(600)"
+    )
+    stubborn.start()
+    with trio.fail_after(30):
+        while "up" not in stubborn.log.read_text():
+            await trio.sleep(0.01)
+        await stubborn.stop(0.05)
+    assert not stubborn.running
+
+
+async def test_a_killed_child_is_started_again_but_not_for_ever(child):
+    dying = child("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    dying.start()
+    for _ in range(children.RELAUNCHES_MAX):
+        assert await dying.wait() == -signal.SIGKILL
+        await dying.relaunch()
+    assert await dying.wait() == -signal.SIGKILL
+    with pytest.raises(YetoError, match="worker was killed 6 times"):
+        await dying.relaunch()
+
+
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="only Linux tells a child of its parent's death"
+)
+def test_children_end_when_their_parent_is_killed(tmp_path):
+    program = (
+        "import subprocess, sys, os, time\n"
+        "inner = 'import sys, time; from yeto.cli.child import die_with_parent;'\n"
+        "inner += 'die_with_parent(int(sys.argv[1])); print(\"ready\", flush=True); time.sleep(600)'\n"
+        "child = subprocess.Popen([sys.executable, '-c', inner, str(os.getpid())], start_new_session=True)\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    lines = [parent.stdout.readline().strip() for _ in range(2)]
+    pid = int(next(line for line in lines if line != "ready"))
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 20
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "the child outlived its parent"
+        time.sleep(0.01)

@@ -1,0 +1,164 @@
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import attrs
+import pytest
+from cyclopts import App, Parameter
+
+from yeto.cli.common import run_app, take_flag
+from yeto.cli.passing import flags_without, to_words
+from yeto.errors import ConfigError, TapeError
+
+
+@attrs.frozen(kw_only=True)
+class Flags:
+    size: Annotated[int, Parameter(help="How big.")]
+    name: Annotated[str, Parameter(help="What it is called.")] = "x"
+    mode: Annotated[Literal["a", "b"], Parameter(help="Which.")] = "a"
+    quick: Annotated[bool, Parameter(help="Hurry.")] = False
+    careful: Annotated[bool, Parameter(help="Do not hurry.")] = True
+    path: Annotated[Path | None, Parameter(help="Where.")] = None
+
+
+def run(words, *, command=None, table=None):
+    seen = []
+
+    def default(flags: Annotated[Flags, Parameter(name="*")]) -> int:
+        seen.append(flags)
+        return 7
+
+    def build():
+        app = App(name="thing")
+        app.default(command or default)
+        return app
+
+    return run_app(build, words, table=table), (seen or [None])[0]
+
+
+def test_the_command_gives_the_exit_code():
+    assert run(["--size", "3"]) == (7, Flags(size=3))
+
+
+def test_precedence_is_flag_then_environment_then_file(tmp_path, monkeypatch):
+    file = tmp_path / "run.toml"
+    file.write_text('[thing]\nsize = 1\nname = "file"\nmode = "b"\n')
+    monkeypatch.setenv("YETO_SIZE", "2")
+    monkeypatch.setenv("YETO_NAME", "env")
+    code, flags = run(["--config", str(file), "--size=3"], table="thing")
+    assert (code, flags) == (7, Flags(size=3, name="env", mode="b"))
+
+
+def test_a_table_of_another_role_is_left_alone(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("[other]\nunknown = 1\n[thing]\nsize = 4\n")
+    assert run(["--config", str(file)], table="thing") == (7, Flags(size=4))
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ([], "--size"),
+        (["--size", "big"], "--size"),
+        (["--size", "1", "--mode", "c"], "--mode"),
+        (["--size", "1", "--colour", "red"], "--colour"),
+        (["--size", "1", "--config", "/nowhere/run.toml"], "/nowhere/run.toml: no such file"),
+        (["--size", "1", "--config"], "--config needs a value"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(words, named, capsys):
+    code, _ = run(words)
+    error = capsys.readouterr().err
+    assert code == 2
+    assert named in error
+    assert error.startswith("yeto: ")
+    assert error.count("\n") == 1
+
+
+def test_an_unknown_key_of_the_file_is_named(tmp_path, capsys):
+    file = tmp_path / "run.toml"
+    file.write_text("[thing]\nsize = 4\nsise = 5\n")
+    assert run(["--config", str(file)], table="thing")[0] == 2
+    assert "sise" in capsys.readouterr().err
+
+
+def test_errors_are_one_line_and_debug_adds_the_traceback(capsys):
+    def failing() -> int:
+        raise TapeError("line 3:\n  torn")
+
+    assert run([], command=failing)[0] == 1
+    assert capsys.readouterr().err == "yeto: line 3: torn\n"
+    assert run(["--debug"], command=failing)[0] == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_take_flag_reads_both_spellings():
+    assert take_flag(["a", "--role", "x", "b"], "--role") == (["a", "b"], "x")
+    assert take_flag(["--role=y"], "--role") == ([], "y")
+    assert take_flag(["--roles=y"], "--role") == (["--roles=y"], None)
+    with pytest.raises(ConfigError, match="--role needs a value"):
+        take_flag(["--role"], "--role")
+
+
+def test_flags_are_passed_on_when_they_differ_from_their_defaults():
+    assert to_words(Flags(size=1)) == ["--size=1"]
+    full = Flags(size=1, name="n", mode="b", quick=True, careful=False, path=Path("p"))
+    words = ["--size=1", "--name=n", "--mode=b", "--quick", "--no-careful", "--path=p"]
+    assert to_words(full) == words
+    assert run(words)[1] == full
+
+
+def test_a_class_of_flags_can_be_offered_in_part():
+    part = flags_without(Flags, {"size", "path"}, name="Part", group="Thing")
+    assert [field.name for field in attrs.fields(part)] == ["name", "mode", "quick", "careful"]
+
+    nothing_said = part()
+
+    def command(*, flags: Annotated[part, Parameter(name="*")] = nothing_said) -> int:
+        return 0 if to_words(flags) == ["--name=-n"] else 1
+
+    assert run(["--name=-n"], command=command)[0] == 0
+
+
+def yeto(*words):
+    done = subprocess.run([sys.executable, "-m", "yeto", *words], capture_output=True, text=True, timeout=100)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_command_line_as_a_process(tmp_path):
+    code, out, _ = yeto("--help")
+    assert code == 0
+    assert "run" in out
+    assert "replay" in out
+    code, out, _ = yeto("run", "--help")
+    assert code == 0
+    assert "--role learner" in out
+    code, out, err = yeto("run", "--role", "cook")
+    assert code == 2
+    assert err == "yeto: --role cook: must be one of local, syncer, learner\n"
+    code, _, err = yeto("replay", str(tmp_path / "none.jsonl"))
+    assert code == 1
+    assert err.count("\n") == 1
+    assert "none.jsonl" in err
+
+
+@pytest.mark.parametrize("role", ["local", "syncer", "learner"])
+def test_every_role_explains_its_flags(role):
+    code, out, err = yeto("run", "--role", role, "--help")
+    assert code == 0, err
+    assert "--model" in out or role == "syncer"
+    assert "--quorum" in out or role == "learner"
+
+
+def test_a_new_key_is_private_and_never_overwritten(tmp_path):
+    path = tmp_path / "yeto.key"
+    code, _, err = yeto("keys", "new", str(path))
+    assert code == 0, err
+    assert path.stat().st_mode & 0o777 == 0o600
+    key = path.read_text()
+    assert len(bytes.fromhex(key.strip())) == 32
+    code, _, err = yeto("keys", "new", str(path))
+    assert code == 2
+    assert "exists already" in err
+    assert path.read_text() == key

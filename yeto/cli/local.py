@@ -1,0 +1,228 @@
+"""A whole training on one machine: a syncer and its learners as child processes, watched until they are done.
+
+The rule: whatever happens, no child is left behind and nothing that was committed is lost. A child that a
+signal killed is started again (the syncer from its checkpoint); one that says it cannot go on ends the run
+with its own words; Ctrl-C stops the syncer first, so that it checkpoints, and then the learners.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import trio
+from attrs import field, frozen
+
+from yeto.cli.children import Child
+from yeto.errors import YetoError
+from yeto.view.follow import TapeFollower
+from yeto.view.live import JsonLog, LearnerPulse, plain_line, table
+from yeto.view.run import RunView
+
+STOPPED = 4
+"""Exit code of a run that ended before the final cut."""
+
+READY_SECONDS = 60.0
+"""Longest time from starting the syncer to its first connection; it loads a checkpoint in between."""
+
+FAREWELL_SECONDS = 90.0
+"""How long learners may take to save and leave once the syncer is done: more than their own wait for it."""
+
+STOP_SECONDS = 15.0
+"""Time beyond its own stop budget that a child has to end after SIGTERM, before it is killed."""
+
+PLAIN_LINE_SECONDS = 5.0
+"""Time between two printed lines where nothing can be redrawn."""
+
+
+@frozen(kw_only=True)
+class LocalRun:
+    """Where a local run lives and how its children are started."""
+
+    folder: Path
+    num_learners: int
+    resume: bool
+    stop_budget_seconds: float
+    syncer_words: Sequence[str]
+    """Flags of the syncer beyond place and start mode."""
+    learner_words: Callable[[int], Sequence[str]]
+    """Flags of learner i beyond the syncer's address and the log."""
+    say: Callable[[str], None] = field(default=partial(print, flush=True))
+
+    @property
+    def tape(self) -> Path:
+        """The tape of the run."""
+        return self.folder / "events.jsonl"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The checkpoint of the run."""
+        return self.folder / "yeto-state.ckpt"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of what the children print."""
+        return self.folder / "logs"
+
+    def train(self) -> int:
+        """Run until the final cut; return 0, or 4 when a signal stopped it before.
+
+        Raises:
+            YetoError: a child cannot go on; the message is its own.
+        """
+        self.logs.mkdir(parents=True, exist_ok=True)
+        try:
+            return trio.run(_Fleet(self).run)
+        except* YetoError as group:
+            # Several children may fail of one cause; the first says it.
+            failure: BaseException = group
+            while isinstance(failure, BaseExceptionGroup):
+                failure = failure.exceptions[0]
+            raise failure from None
+
+
+class _Fleet:
+    """The children of one run, and what is known of them."""
+
+    def __init__(self, run: LocalRun) -> None:
+        self._run = run
+        self._ready_file = run.logs / "syncer-ready.json"
+        self._port = 0
+        self._syncer = Child("syncer", (), run.logs / "syncer.log")
+        self._learners = [
+            Child(f"learner {learner}", (), run.logs / f"learner-{learner}.log")
+            for learner in range(run.num_learners)
+        ]
+        self._stopping = False
+        self._view = RunView()
+        self._tape = TapeFollower(run.tape)
+        self._pulses = {learner: LearnerPulse() for learner in range(run.num_learners)}
+        self._json_logs = {learner: JsonLog(self._json_log(learner)) for learner in range(run.num_learners)}
+
+    async def run(self) -> int:
+        for learner in range(self._run.num_learners):
+            self._json_log(learner).unlink(missing_ok=True)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._heed_signals)
+                nursery.start_soon(self._show)
+                code = await self._live()
+                nursery.cancel_scope.cancel()
+        finally:
+            # Also when Python itself fails here: no child may outlive the run.
+            with trio.CancelScope(shield=True):
+                for child in (self._syncer, *self._learners):
+                    await child.stop(STOP_SECONDS)
+        self._look()
+        return code
+
+    async def _live(self) -> int:
+        if not await self._start_syncer(resume=self._run.resume):
+            return STOPPED
+        async with trio.open_nursery() as nursery:
+            for learner, child in enumerate(self._learners):
+                child.start(self._learner_command(learner))
+                nursery.start_soon(self._keep_learner, child)
+            code = await self._keep_syncer()
+            if code != 0:
+                # They would train on and wait for a syncer that does not come back.
+                self._stopping = True
+                for child in self._learners:
+                    child.send_signal(signal.SIGTERM)
+            with trio.move_on_after(FAREWELL_SECONDS):
+                for child in self._learners:
+                    await child.wait()
+            nursery.cancel_scope.cancel()
+        return code
+
+    async def _keep_syncer(self) -> int:
+        while True:
+            code = await self._syncer.wait()
+            if code in (0, STOPPED):
+                return code
+            if self._stopping and code < 0:
+                return STOPPED
+            if code > 0:
+                raise self._syncer.failure(code)
+            self._run.say(f"the syncer was killed by signal {-code}; starting it again from its checkpoint")
+            await self._syncer.relaunch(self._syncer_command(resume=True))
+
+    async def _keep_learner(self, child: Child) -> None:
+        while True:
+            code = await child.wait()
+            if code == 0 or self._stopping:
+                return
+            if code > 0:
+                raise child.failure(code)
+            self._run.say(f"{child.name} was killed by signal {-code}; starting it again")
+            await child.relaunch()
+
+    async def _start_syncer(self, *, resume: bool) -> bool:
+        """Start the syncer and learn its port; False when a signal ended it before."""
+        self._ready_file.unlink(missing_ok=True)
+        self._syncer.start(self._syncer_command(resume=resume))
+        with trio.move_on_after(READY_SECONDS):
+            while not self._ready_file.exists():
+                if not self._syncer.running:
+                    code = await self._syncer.wait()
+                    if self._stopping:
+                        return False
+                    raise self._syncer.failure(code)
+                await trio.sleep(0.05)
+            # A syncer that is started again takes the same port, so that its learners find it.
+            self._port = json.loads(self._ready_file.read_text(encoding="utf-8"))["port"]
+            return True
+        raise YetoError(f"the syncer is not ready after {READY_SECONDS:.0f} s; its log is {self._syncer.log}")
+
+    def _syncer_command(self, *, resume: bool) -> list[str]:
+        words = ["run", "--role=syncer", f"--port={self._port}", f"--ready-file={self._ready_file}"]
+        words += [f"--checkpoint-path={self._run.checkpoint}", f"--event-tape={self._run.tape}"]
+        words += ["--resume-or-start"] if resume else []
+        return [*words, *self._run.syncer_words]
+
+    def _learner_command(self, learner: int) -> list[str]:
+        words = ["run", "--role=learner", f"--syncer=127.0.0.1:{self._port}"]
+        words += [f"--learner-id={learner}", f"--num-learners={self._run.num_learners}"]
+        words += [f"--log-jsonl={self._json_log(learner)}", *self._run.learner_words(learner)]
+        return words
+
+    def _json_log(self, learner: int) -> Path:
+        return self._run.logs / f"learner-{learner}.jsonl"
+
+    async def _heed_signals(self) -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for _ in signals:
+                if self._stopping:
+                    self._run.say("killing everything; the last checkpoint is intact")
+                    for child in (self._syncer, *self._learners):
+                        child.send_signal(signal.SIGKILL)
+                    continue
+                self._stopping = True
+                self._run.say("stopping: the syncer writes a checkpoint first (again to kill at once)")
+                self._syncer.send_signal(signal.SIGTERM)
+
+    async def _show(self) -> None:
+        """Keep the view up to date: redrawn on a terminal, a line now and then elsewhere."""
+        if not sys.stdout.isatty():
+            while True:
+                await trio.sleep(PLAIN_LINE_SECONDS)
+                self._look()
+                self._run.say(plain_line(self._view, self._pulses))
+        from rich.live import Live
+
+        with Live(table(self._view, self._pulses), auto_refresh=False) as live:
+            while True:
+                self._look()
+                live.update(table(self._view, self._pulses), refresh=True)
+                await trio.sleep(0.5)
+
+    def _look(self) -> None:
+        for record in self._tape.poll():
+            self._view.feed(record)
+        for learner, log in self._json_logs.items():
+            for entry in log.poll():
+                self._pulses[learner].feed(entry)

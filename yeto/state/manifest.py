@@ -1,0 +1,288 @@
+"""The manifest: what one checkpoint consists of, as JSON, readable without any tensor library.
+
+A checkpoint is a folder. ``manifest-<step>.json`` names one file for every fragment, with the digests of the
+tensors inside, so a manifest and the files it names are either exactly the state after ``step`` commits or
+provably not. The last line of a manifest is the digest of all the bytes before it; so a changed byte cannot
+pass for a smaller ledger or another setting.
+
+Two kinds of trouble are told apart. **Incomplete**: a file is missing or shorter than it must be, as a copy
+that was cut short leaves it; the checkpoint before it is then as good as any. **Damaged**: everything is
+there and something is wrong; nobody can say what else is, so it is an error and a person decides.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+from attrs import frozen
+
+from yeto.errors import CheckpointError
+from yeto.state.strict import NotStrict, parse_json, structure
+from yeto.wire.digest import digest
+from yeto.wire.layout import FragmentLayout, Layout, MergeMode, TensorSpec
+
+FORMAT_VERSION: Final = 3
+
+ISO_BACKENDS: Final = ("scalar", "torch-svd")
+"""Backends of the iso merge; a manifest and the older files store the index."""
+
+FRAGMENTS_FOLDER: Final = "fragments"
+
+MANIFEST_BYTES_MAX: Final = 64 << 20
+"""No manifest is larger: a million tensor shapes take 20 MiB, a training manifest at most 1 MiB."""
+
+_DIGEST_LINE: Final = re.compile(rb'  "digest": "([0-9a-f]{32})"\n}\n\Z')
+_DIGEST_KEY: Final = b'  "digest": "'
+_DIGEST_LINE_BYTES: Final = len(_DIGEST_KEY) + 36
+_MANIFEST_NAME: Final = re.compile(r"manifest-(0|[1-9][0-9]*)\.json")
+_FRAGMENT_NAME: Final = re.compile(r"f([0-9]{4,})-v([0-9]{8,})\.safetensors")
+
+
+class IncompleteCheckpoint(CheckpointError):
+    """A file of the checkpoint is missing or too short; an earlier checkpoint may be taken instead."""
+
+
+@frozen(kw_only=True)
+class LedgerEntry:
+    """What one learner has contributed to committed rounds."""
+
+    learner: int
+    merges: int
+    c_steps: int
+    c_tokens: int
+
+
+@frozen(kw_only=True)
+class ManifestFragment:
+    """One fragment of a checkpoint."""
+
+    fragment: int
+    version: int
+    file: str
+    """Path inside the folder."""
+    numel: int
+    mode: str
+    """``avg``, ``rda`` or ``iso``."""
+    shapes: tuple[tuple[int, ...], ...]
+    """One a tensor, in layout order; their names are in the training manifest."""
+    params_digest: str
+    momentum_digest: str
+
+    def layout(self) -> FragmentLayout:
+        """Return the fragment's tensors, without names."""
+        return FragmentLayout(
+            mode=MergeMode[self.mode.upper()],
+            tensors=tuple(TensorSpec(name="", shape=shape) for shape in self.shapes),
+        )
+
+
+@frozen(kw_only=True)
+class Manifest:
+    """Everything a checkpoint says, but for the tensors."""
+
+    format_version: int = FORMAT_VERSION
+    software_version: str
+    step: int
+    """Committed global steps."""
+    iso_backend: int
+    """Index into ``ISO_BACKENDS``."""
+    dtype: str
+    """Session dtype: ``f32``, ``bf16`` or ``q4``."""
+    layout_fingerprint: str
+    """Hex of the 32 bytes of HELLO."""
+    session_contract: str
+    """Hex of the 32 bytes of HELLO."""
+    profile: str | None = None
+    fragments: tuple[ManifestFragment, ...]
+    ledger: tuple[LedgerEntry, ...]
+    settings: dict[str, Any]
+    """The syncer's policy at the time of writing."""
+    tape_file: str | None = None
+    tape_seq: int | None = None
+    """Sequence number of the checkpoint's ``checkpoint_ordered`` record."""
+    finish_target: int | None = None
+    """Target step of a budget finish, once one began."""
+    training_manifest: dict[str, Any] | None = None
+    """What the learners stated about model and tuning, if they did."""
+
+    @property
+    def layout(self) -> Layout:
+        """Sizes and modes of all fragments; tensors have no names here."""
+        return Layout(fragments=tuple(fragment.layout() for fragment in self.fragments))
+
+
+def version_at(step: int, fragment: int, num_fragments: int) -> int:
+    """Return the version that a fragment has after ``step`` commits: the contiguous cut."""
+    first = fragment + 1
+    return 0 if step < first else first + (step - first) // num_fragments * num_fragments
+
+
+def fragment_file(fragment: int, version: int) -> str:
+    """Return the path of a fragment's file inside the folder."""
+    return f"{FRAGMENTS_FOLDER}/f{fragment:04d}-v{version:08d}.safetensors"
+
+
+def parse_fragment_file(name: str) -> tuple[int, int] | None:
+    """Return (fragment, version) of a file name in the fragments folder, None for any other name."""
+    match = _FRAGMENT_NAME.fullmatch(name)
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
+def manifest_file(step: int) -> str:
+    """Return the name of the manifest of a step."""
+    return f"manifest-{step}.json"
+
+
+def manifest_steps(folder: Path) -> list[int]:
+    """Return the steps of all manifests in a folder, newest first; none if there is no such folder."""
+    try:
+        names = [entry.name for entry in folder.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    matches = [_MANIFEST_NAME.fullmatch(name) for name in names]
+    return sorted((int(match[1]) for match in matches if match is not None), reverse=True)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the bytes of a manifest file: one key a line, the digest last.
+
+    Raises:
+        CheckpointError: the settings or the training manifest hold what JSON does not have.
+    """
+    fields = attrs.asdict(manifest)
+    try:
+        lines = [
+            f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in fields.items()
+        ]
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"the manifest of step {manifest.step} cannot be written: {error}") from error
+    body = ("{\n" + ",\n".join(lines) + ",\n").encode("ascii")
+    return body + _DIGEST_KEY + f'{digest(body)}"\n}}\n'.encode("ascii")
+
+
+def decode_manifest(data: bytes, name: str) -> Manifest:
+    """Return the manifest in a file's bytes, checked in itself.
+
+    Args:
+        data: the whole file.
+        name: what to call it in messages, usually its path.
+
+    Raises:
+        IncompleteCheckpoint: the file ends too early.
+        CheckpointError: it is damaged, or says what no checkpoint can say; the message names the field.
+    """
+    # Either end of the last line tells that the file was not cut short, even if the other is damaged.
+    if not (data.endswith(b"\n}\n") or data[-_DIGEST_LINE_BYTES:].startswith(_DIGEST_KEY)):
+        raise IncompleteCheckpoint(f"{name}: the manifest ends too early ({len(data)} bytes)")
+    tail = _DIGEST_LINE.search(data)
+    if tail is None or digest(data[: tail.start()]) != tail[1].decode():
+        raise CheckpointError(f"{name}: the manifest was changed after it was written: its digest is wrong")
+    try:
+        value = parse_json(data)
+        if type(value) is dict:
+            if type(version := value.get("format_version")) is int and version != FORMAT_VERSION:
+                raise CheckpointError(
+                    f"{name}: format version {version}; this software reads {FORMAT_VERSION}"
+                )
+            value.pop("digest", None)
+        manifest = structure(value, Manifest)
+    except NotStrict as error:
+        raise CheckpointError(f"{name}: {error}") from error
+    _check(manifest, name)
+    return manifest
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read a manifest; of a folder, the newest. No tensor is read and nothing is checked against files.
+
+    Raises:
+        IncompleteCheckpoint: it is missing or ends too early.
+        CheckpointError: it cannot be read or is damaged.
+    """
+    path = Path(path)
+    if path.is_dir():
+        steps = manifest_steps(path)
+        if not steps:
+            raise IncompleteCheckpoint(f"{path}: there is no manifest-<step>.json in this folder")
+        path = path / manifest_file(steps[0])
+    return decode_manifest(read_bounded(path, MANIFEST_BYTES_MAX), str(path))
+
+
+def stated_digest(data: bytes) -> str:
+    """Return the digest in the last line of a manifest file that ``decode_manifest`` has accepted."""
+    return data[-36:-4].decode("ascii")
+
+
+def read_bounded(path: Path, bytes_max: int) -> bytes:
+    """Read a small file.
+
+    Raises:
+        IncompleteCheckpoint: there is none.
+        CheckpointError: it is larger than ``bytes_max``, or the system refuses.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(bytes_max + 1)
+    except FileNotFoundError as error:
+        raise IncompleteCheckpoint(f"{path}: the file is missing") from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    if len(data) > bytes_max:
+        raise CheckpointError(f"{path}: larger than {bytes_max} bytes, which no such file is")
+    return data
+
+
+def _check(manifest: Manifest, name: str) -> None:
+    """Check what types cannot say.
+
+    Raises:
+        CheckpointError: naming the field.
+    """
+    count = len(manifest.fragments)
+    checks = [
+        (manifest.step >= 0, f"step {manifest.step} is negative"),
+        (count >= 1, "there are no fragments"),
+        (manifest.iso_backend in range(len(ISO_BACKENDS)), f"iso_backend {manifest.iso_backend} is unknown"),
+        (manifest.dtype in ("f32", "bf16", "q4"), f"dtype {manifest.dtype} is unknown"),
+        (_is_hex(manifest.layout_fingerprint, 64), "layout_fingerprint is not 64 hex digits"),
+        (_is_hex(manifest.session_contract, 64), "session_contract is not 64 hex digits"),
+        (_ascending([entry.learner for entry in manifest.ledger]), "ledger: learners do not ascend from 0"),
+    ]
+    for place, entry in enumerate(manifest.fragments):
+        where = f"fragments[{place}]"
+        version = version_at(manifest.step, place, count)
+        sizes = [math.prod(shape) for shape in entry.shapes]
+        checks += [
+            (entry.fragment == place, f"{where}: fragment {entry.fragment} is out of place"),
+            (
+                entry.version == version,
+                f"{where}: version {entry.version}, but after {manifest.step} steps it is {version}",
+            ),
+            (entry.file == fragment_file(place, entry.version), f"{where}: file {entry.file!r} is misnamed"),
+            (entry.mode.upper() in MergeMode.__members__, f"{where}: mode {entry.mode!r} is unknown"),
+            (
+                all(side >= 0 for shape in entry.shapes for side in shape) and sum(sizes) == entry.numel,
+                f"{where}: numel {entry.numel} is not what the shapes sum to",
+            ),
+            (
+                _is_hex(entry.params_digest, 32) and _is_hex(entry.momentum_digest, 32),
+                f"{where}: a digest is not 32 hex digits",
+            ),
+        ]
+    for good, message in checks:
+        if not good:
+            raise CheckpointError(f"{name}: {message}")
+
+
+def _is_hex(text: str, digits: int) -> bool:
+    return re.fullmatch(r"[0-9a-f]*", text) is not None and len(text) == digits
+
+
+def _ascending(ids: Sequence[int]) -> bool:
+    return all(a < b for a, b in zip([-1, *ids], ids, strict=False))

@@ -1,0 +1,128 @@
+"""Whether a checkpoint fits this start of the syncer; asked before anything changes.
+
+A checkpoint that is sound in itself may still belong to another run. What says *whose* tensors these are
+must be equal: fingerprint (equal sizes can belong to other tensors), contract, dtype, number of learners and
+fragments, and the iso backend, whose results differ in their last bits. Policy may change between two starts
+(quorum, grace, total steps, outer learning rate, ...); the changes are listed, because nothing else on
+the screen would tell that a run goes on under other rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from attrs import frozen
+
+from yeto.errors import CheckpointError
+from yeto.state.checkpoint import FOLDER, Checkpoint
+from yeto.wire.layout import Layout
+
+FIXED_SETTINGS: Final = {"num_learners": "--learners", "num_fragments": "--fragments"}
+"""Settings that may not change, with the flag that states each."""
+
+ABSENT: Final = "(absent)"
+"""Stands for a setting that one side does not have."""
+
+
+@frozen(kw_only=True)
+class SettingChange:
+    """One setting that differs from the stored one, and may."""
+
+    name: str
+    stored: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.stored} in the checkpoint, {self.now} now"
+
+
+def validate_resume(
+    checkpoint: Checkpoint,
+    *,
+    settings: Mapping[str, Any],
+    iso_backend: str,
+    fingerprint: str | None = None,
+    contract: str | None = None,
+    dtype: str | None = None,
+    layout: Layout | None = None,
+) -> tuple[SettingChange, ...]:
+    """Check that a run with these settings may go on from a checkpoint.
+
+    Args:
+        checkpoint: as read.
+        settings: the coordinator's configuration now, as plain values.
+        iso_backend: the configured backend.
+        fingerprint: of the learners' HELLO, when it is known; 64 hex digits.
+        contract: likewise.
+        dtype: likewise.
+        layout: likewise; the older single-file formats cannot be resumed without it.
+
+    Returns:
+        The settings that changed and may, by name.
+
+    Raises:
+        CheckpointError: naming what may not differ, and both values.
+    """
+    if checkpoint.format != FOLDER:
+        _require_resumable_file(checkpoint, fingerprint, layout)
+    for flag, stored, now in (
+        ("--iso-backend", checkpoint.iso_backend, iso_backend),
+        ("layout fingerprint", checkpoint.fingerprint, fingerprint),
+        ("session contract", checkpoint.contract, contract),
+        ("--wire-dtype", checkpoint.dtype, dtype),
+    ):
+        if stored is not None and now is not None and stored != now:
+            raise _differs(flag, stored, now)
+    if layout is not None:
+        sizes = [part.numel for part in layout.fragments]
+        if sizes != [version.numel for version in checkpoint.fragments]:
+            raise CheckpointError(
+                "the checkpoint's fragments have other sizes than the learners' layout; "
+                "it belongs to another run"
+            )
+    fragments = settings.get("num_fragments")
+    if fragments is not None and fragments != len(checkpoint.fragments):
+        raise _differs("--fragments", len(checkpoint.fragments), fragments)
+    changes = []
+    for name in sorted(checkpoint.settings.keys() | settings.keys() if checkpoint.settings else ()):
+        if name == "num_fragments":
+            continue  # None and P mean the same thing here; compared above
+        stored, now = checkpoint.settings.get(name, ABSENT), settings.get(name, ABSENT)
+        if stored == now:
+            continue
+        if name in FIXED_SETTINGS:
+            raise _differs(FIXED_SETTINGS[name], stored, now)
+        changes.append(SettingChange(name=name, stored=stored, now=now))
+    return tuple(changes)
+
+
+def _require_resumable_file(checkpoint: Checkpoint, fingerprint: str | None, layout: Layout | None) -> None:
+    """Check that a single-file checkpoint says enough to be resumed.
+
+    Raises:
+        CheckpointError: it does not.
+    """
+    remedy = "it can be inspected and exported"
+    if checkpoint.format == "file-v1":
+        raise CheckpointError(
+            f"a version 1 checkpoint states neither backend nor tensors and is never resumed; {remedy}"
+        )
+    if layout is None:
+        raise CheckpointError(
+            f"a single-file checkpoint does not state its tensors; to resume it, a learner must; {remedy}"
+        )
+    if checkpoint.format == "file-v3" and fingerprint is None:
+        raise CheckpointError(
+            f"a version 3 file is resumed only against a learner's layout fingerprint; {remedy}"
+        )
+    if checkpoint.format == "file-v2" and any(len(part.tensors) != 1 for part in layout.fragments):
+        raise CheckpointError(
+            f"a version 2 checkpoint is resumed only if every fragment has one tensor; {remedy}"
+        )
+
+
+def _differs(what: str, stored: object, now: object) -> CheckpointError:
+    return CheckpointError(
+        f"{what}: the checkpoint has {stored}, this start has {now}; it may not change in a resumed run"
+    )

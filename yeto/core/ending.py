@@ -246,7 +246,7 @@ def on_stop(draft: Draft, event: StopRequested) -> None:
         return
     _close(draft, Phase.STOPPING, "stop", f"{why}: rounds in flight end or are dropped, then a checkpoint")
     draft.exit_code = 4
-    draft.exit_why = f"{why}: stopped before the final cut; start again with --resume"
+    draft.exit_why = f"stopped by {event.signal} before the final cut; start again with --resume"
     budget = draft.config.stop_budget_seconds
     draft.stop_deadline = moment(draft.at + budget)
     draft.stop_gather_deadline = moment(draft.at + min(draft.config.grace_cap_seconds, budget))

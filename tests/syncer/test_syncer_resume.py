@@ -1,0 +1,207 @@
+"""A syncer that dies at any moment, and the one that goes on."""
+
+import json
+import os
+import random
+import signal
+import sys
+
+import attrs
+import pytest
+import trio
+from fake_learner import FakeLearner, small_layout
+from syncer_runs import bodies, fakes, make_config, on_tape, running, until, verify
+
+from yeto.core import decisions as de
+from yeto.core import events as ev
+from yeto.errors import CheckpointError, ConfigError
+from yeto.state import read_checkpoint, read_final_marker
+from yeto.syncer.start import prepare
+
+
+@pytest.mark.parametrize("at_step", [1, 4])
+async def test_killed_and_resumed(tmp_path, at_step):
+    config = make_config(tmp_path)
+    learners = fakes(reconnects=True)
+    async with running(config, *learners) as run:
+        await until(on_tape(config, de.RoundCommitted, at_step))
+        run.stop()
+        await run.ended.wait()
+    stored = read_checkpoint(config.checkpoint_path)
+
+    resumed = make_config(tmp_path, resume=True)
+    learners = fakes(reconnects=True)
+    async with running(resumed, *learners) as run:
+        assert await run.end() == 0
+    (event,) = bodies(config.event_tape, ev.SessionResumed)
+    assert event.step == stored.step >= at_step - 1
+    assert {mark.params_digest for mark in event.fragments} == {v.params_digest for v in stored.fragments}
+    assert learners[0].final_digests() == learners[1].final_digests()
+    final = read_checkpoint(config.checkpoint_path)
+    assert final.step == 6
+    assert learners[0].final_digests() == [version.params_digest for version in final.fragments]
+    assert any(version.momentum.abs().sum() > 0 for version in final.fragments)
+
+
+async def test_resuming_twice_is_resuming_once(tmp_path):
+    config = make_config(tmp_path)
+    async with running(config, *fakes()) as run:
+        await until(on_tape(config, de.RoundCommitted, 2))
+        run.stop()
+    before = read_checkpoint(config.checkpoint_path)
+    resume = make_config(tmp_path, resume=True)
+    for _ in range(2):
+        async with running(resume):
+            pass
+    first, second = bodies(config.event_tape, ev.SessionResumed)
+    assert attrs.evolve(first, at=0.0, wall_clock="") == attrs.evolve(second, at=0.0, wall_clock="")
+    assert read_checkpoint(config.checkpoint_path).digest == before.digest
+
+
+async def test_a_resumed_final_cut_awaits_only_who_still_owes_its_ack(tmp_path):
+    config = make_config(tmp_path, total_steps=3)
+    learners = fakes()
+    learners[1].acknowledges = False
+    async with running(config, *learners) as run:
+        await until(on_tape(config, ev.FinalAckReceived))
+        run.stop()
+    resume = make_config(tmp_path, resume=True, total_steps=3, mark_final_checkpoint=True)
+    late = FakeLearner(learner=1, layout=learners[0].layout)
+    async with running(resume, late) as run:
+        assert await run.end() == 0
+    (event,) = bodies(config.event_tape, ev.SessionResumed)
+    assert (event.awaited, event.acked) == ((1,), (0,))
+    assert read_final_marker(config.checkpoint_path) == 3
+
+    # A higher total goes on from there, and the mark is taken away before the next round.
+    longer = make_config(tmp_path, resume=True, total_steps=4)
+    async with running(longer, *fakes()) as run:
+        assert await run.end() == 0
+    assert read_final_marker(config.checkpoint_path) is None
+    assert read_checkpoint(config.checkpoint_path).step == 4
+
+
+async def test_what_stands_in_the_way_of_a_start_is_named(tmp_path):
+    config = make_config(tmp_path)
+    with (
+        pytest.raises(CheckpointError, match="--resume: there is no checkpoint"),
+        prepare(make_config(tmp_path, resume=True)),
+    ):
+        pass
+    async with running(config, *fakes()) as run:
+        await until(on_tape(config, ev.CheckpointWritten, 3))
+        run.stop()
+    with (
+        pytest.raises(ConfigError, match=r"holds the checkpoint of an earlier run.*--resume"),
+        prepare(config),
+    ):
+        pass
+    elsewhere = attrs.evolve(config, checkpoint_path=tmp_path / "other.ckpt")
+    with pytest.raises(ConfigError, match=r"is the tape of an earlier run.*--event-tape"), prepare(elsewhere):
+        pass
+    for changed, message in (
+        ({"total_steps": 1}, "--total-steps 1: the checkpoint is at step"),
+        ({"num_learners": 3, "wait_for": 3}, "--learners: the checkpoint has 2"),
+    ):
+        with (
+            pytest.raises((CheckpointError, ConfigError), match=message),
+            prepare(make_config(tmp_path, resume=True, **changed)),
+        ):
+            pass
+    # None of these refusals has left a trace.
+    assert not bodies(config.event_tape, ev.SessionResumed)
+
+    other_tape = tmp_path / "other"
+    other_tape.mkdir()
+    async with running(make_config(other_tape), *fakes()) as run:
+        await until(on_tape(run.config, ev.CheckpointWritten, 2))
+        run.stop()
+    resume = make_config(tmp_path, resume=True)
+    foreign = attrs.evolve(resume, event_tape=other_tape / "events.jsonl")
+    with pytest.raises(CheckpointError, match="is not the tape of this checkpoint"), prepare(foreign):
+        pass
+    config.event_tape.rename(tmp_path / "moved.jsonl")
+    with pytest.raises(CheckpointError, match="the tape of this checkpoint, is missing"), prepare(resume):
+        pass
+
+
+async def test_a_new_tape_may_be_named(tmp_path):
+    config = make_config(tmp_path)
+    async with running(config, *fakes()) as run:
+        await until(on_tape(config, de.RoundCommitted, 2))
+        run.stop()
+    fresh_tape = attrs.evolve(make_config(tmp_path, resume=True), event_tape=tmp_path / "second.jsonl")
+    async with running(fresh_tape):
+        pass
+    # Its checkpoint is still the one of the first tape; the second one begins with it.
+    async with running(fresh_tape, *fakes()) as run:
+        assert await run.end() == 0
+    first, second = bodies(fresh_tape.event_tape, ev.SessionResumed)
+    assert first.checkpoint_seq is None
+    assert second.step == first.step
+
+
+async def test_two_syncers_cannot_share_files(tmp_path):
+    config = make_config(tmp_path)
+    async with running(config):
+        with pytest.raises(CheckpointError, match="another syncer is using this checkpoint"), prepare(config):
+            pass
+
+
+async def test_resume_or_start_begins_when_nothing_was_ever_saved(tmp_path):
+    from yeto.syncer.config import StartMode
+
+    config = attrs.evolve(make_config(tmp_path), start=StartMode.RESUME_OR_START)
+    async with running(config) as run:
+        run.stop()
+    async with running(config, *fakes()) as run:
+        assert await run.end() == 0
+    assert (tmp_path / "events.jsonl.1").exists()
+
+
+async def test_killed_as_a_process_in_every_phase(tmp_path):
+    """SIGKILL at random moments until the run is through; learners dial again and go on."""
+    chance = random.Random(5)
+    ready = tmp_path / "ready.json"
+    command = [
+        sys.executable, "-m", "yeto", "run", "--role", "syncer", "--learners", "2", "--total-steps", "12",
+        "--port", "0", "--ready-file", str(ready), "--sync-interval-steps", "0",
+        "--checkpoint-path", str(tmp_path / "state.ckpt"), "--event-tape", str(tmp_path / "events.jsonl"),
+        "--resume-or-start", "--final-ack-timeout-s", "30",
+    ]  # fmt: skip
+    learners = fakes(layout=small_layout())
+
+    async def pace(learner, pull):
+        await trio.sleep(0.02)
+        return True
+
+    async def keep_dialling(learner):
+        learner.before_push = pace
+        while not learner.released and learner.error is None:
+            if ready.exists():
+                address = json.loads(ready.read_text())
+                await learner.run(address["host"], address["port"])
+            await trio.sleep(0.03)
+
+    kills = 0
+    async with trio.open_nursery() as nursery:
+        for learner in learners:
+            nursery.start_soon(keep_dialling, learner)
+        while True:
+            ready.unlink(missing_ok=True)
+            with trio.fail_after(60):
+                process = await trio.lowlevel.open_process(command)
+                await until(ready.exists, 60)
+                if kills < 2:
+                    await trio.sleep(0.1 + 0.3 * chance.random())
+                    os.kill(process.pid, signal.SIGKILL)
+                    kills += 1
+                code = await process.wait()
+            if code == 0:
+                break
+            assert code == -signal.SIGKILL
+    result = verify(tmp_path / "events.jsonl")
+    assert result.state.step == 12
+    assert learners[0].final_digests() == learners[1].final_digests()
+    final = read_checkpoint(tmp_path / "state.ckpt")
+    assert learners[0].final_digests() == [version.params_digest for version in final.fragments]

@@ -1,0 +1,297 @@
+"""One learner's connection group as the syncer sees it: what arrives becomes events, orders become frames.
+
+Identity comes from the HELLO and from nowhere else: a message that names another learner ends the group.
+Sizes come from the session, never from the peer: a push is offered to the coordinator by its header, and
+only an admitted one gets a buffer, which belongs to the attempt that wants it.
+
+Nothing a peer does here is an error of the syncer. Whatever ends the group becomes the reason of one
+``learner_left``, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+import trio
+
+from yeto.core.decisions import Decision, PushAdmitted
+from yeto.core.events import (
+    BudgetReported,
+    Event,
+    FinalAckReceived,
+    Heartbeat,
+    PushOffered,
+    UploadProgress,
+)
+from yeto.core.values import Member
+from yeto.errors import ProtocolError
+from yeto.link import FrameStream, Group, LinkClosed, Places
+from yeto.syncer.config import Bounds
+from yeto.syncer.pump import UNSTAMPED
+from yeto.wire import messages
+from yeto.wire.contract import TrainingManifest
+from yeto.wire.frames import MessageType
+from yeto.wire.hello import Hello
+from yeto.wire.legality import TensorSizes
+from yeto.wire.messages import (
+    BroadcastHeader,
+    BudgetDone,
+    ErrorMessage,
+    FinalAck,
+    FinalFragmentHeader,
+    FinalManifest,
+    InitHeader,
+    PullRequest,
+    PushHeader,
+    Shutdown,
+    TensorHead,
+    check_bounds,
+    format_generation,
+)
+from yeto.wire.striping import Buffer
+
+log = logging.getLogger("yeto.syncer")
+
+
+class Facts(Protocol):
+    """Where events go: the pump."""
+
+    async def tell(self, event: Event) -> None:
+        """Queue an event."""
+
+    async def ask(self, event: Event) -> tuple[Decision, ...]:
+        """Queue an event and return what was decided about it."""
+
+
+class Tensors(Protocol):
+    """Where tensors go: the rounds."""
+
+    def push_buffer(self, member: Member, head: PushHeader, size: int) -> Buffer | None:
+        """Return the buffer of an admitted push, owned by its attempt; None when that is gone."""
+
+    def push_arrived(self, member: Member, head: PushHeader, buffer: Buffer) -> None:
+        """Take a push that is there whole."""
+
+    def init_buffer(self, member: Member, head: InitHeader, size: int) -> Buffer | None:
+        """Return the buffer of an initial value; None when none is wanted."""
+
+    def init_arrived(self, member: Member, head: InitHeader, buffer: Buffer) -> None:
+        """Take an initial value that is there whole."""
+
+    def manifest_arrived(self, manifest: TrainingManifest) -> None:
+        """Take a training manifest that hashes to its learner's contract."""
+
+
+def outbox_bytes_max(sizes: TensorSizes) -> int:
+    """Return the bound of what waits for one learner.
+
+    Every fragment may wait once and be under way once, and the final cut may follow: a learner that reads
+    at all never reaches this. It is a bound on references; the bytes are shared by all outboxes.
+    """
+    heads = 64 * 1024
+    return 2 * sum(sizes.bulk) + sum(sizes.final) + heads
+
+
+class LearnerGroup:
+    """One generation of one learner, from its HELLO to its end."""
+
+    def __init__(
+        self, control: FrameStream, hello: Hello, *, facts: Facts, tensors: Tensors, bounds: Bounds
+    ) -> None:
+        """Make the group of a HELLO that was well formed and authentic."""
+        self.hello = hello
+        self.control = control
+        self.member = Member(learner=hello.learner, generation=format_generation(hello.generation))
+        self.address = control.peer
+        self.ended = trio.Event()
+        """Set when the group is over and its sockets are closed."""
+        self.refusal: str | None = None
+        """Why this side ended it; None when the peer or the network did."""
+        self.finishing = False
+        """Whether its last frame is on its way and it ends when the learner has read it."""
+        self._facts = facts
+        self._tensors = tensors
+        self._bounds = bounds
+        self._local_step = -1
+        self._resends = 0
+        sizes = TensorSizes.of(hello.layout.numels, hello.dtype)
+        self._link = Group(
+            control,
+            hello.num_streams,
+            places=Places.syncer(sizes, learner=hello.learner),
+            outbox_bytes_max=outbox_bytes_max(sizes),
+            on_control=self._on_control,
+            admit=self._admit,
+            deliver=self._deliver,
+            silence_seconds=bounds.silence_seconds,
+        )
+
+    @property
+    def name(self) -> str:
+        """How the log calls it."""
+        return f"learner {self.member.learner} ({self.address})"
+
+    def attach(self, index: int, stream: FrameStream) -> None:
+        """Add a data stream; see ``yeto.link.Group.attach``."""
+        self._link.attach(index, stream)
+
+    async def completed(self) -> None:
+        """Wait until all data streams are attached."""
+        await self._link.completed()
+
+    async def run(self) -> str:
+        """Serve the group until it ends; return why it did."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._report_progress)
+            try:
+                await self._link.run()
+                reason = self.refusal or "released"
+            except ProtocolError as error:
+                log.warning("%s broke the protocol: %s; connection closed", self.name, error)
+                reason = str(error)
+            except LinkClosed as error:
+                reason = self.refusal or str(error)
+            nursery.cancel_scope.cancel()
+        return reason
+
+    # Orders. None of them waits: everything goes into the outbox.
+
+    def pull(self, fragment: int, step: int, attempt: int) -> None:
+        """Ask for a push. Of the pulls of one fragment that wait, only the newest is sent."""
+        request = PullRequest(fragment=fragment, step=step, attempt=attempt)
+        self._link.outbox.put_control(request.TYPE, request.encode(), replaces=fragment)
+
+    def broadcast(self, fragment: int, version: int, tensor: memoryview, *, again: bool = False) -> None:
+        """Send a fragment at a version; with ``again`` although it was sent before."""
+        if again:
+            self._resends += 1
+        head = BroadcastHeader(fragment=fragment, version=version)
+        self._link.outbox.put(head, tensor, order=(version, self._resends))
+
+    def final_cut(self, step: int, cut: tuple[tuple[int, memoryview], ...]) -> None:
+        """Send the manifest of the final cut and every fragment as f32.
+
+        Args:
+            step: Global step of the cut.
+            cut: Version and f32 bytes of fragment 0, 1, ...
+        """
+        manifest = FinalManifest(step=step, versions=tuple(version for version, _ in cut))
+        self._link.outbox.put_control(manifest.TYPE, manifest.encode())
+        for fragment, (version, tensor) in enumerate(cut):
+            head = FinalFragmentHeader(fragment=fragment, version=version)
+            self._link.outbox.put(head, tensor, order=(version,))
+
+    def release(self) -> None:
+        """Tell the learner that its part is done, and end in order."""
+        self.finishing = True
+        self._link.outbox.put_control(Shutdown.TYPE, Shutdown().encode())
+        self._link.finish()
+
+    def refuse(self, text: str, *, permanent: bool) -> None:
+        """End the group; a permanent refusal says why in an ERROR, after which a client does not retry."""
+        self.refusal = text
+        if permanent:
+            self.finishing = True
+            self._link.outbox.put_control(ErrorMessage.TYPE, ErrorMessage(text=text).encode())
+            self._link.finish()
+        else:
+            self._link.outbox.fail(LinkClosed(text))
+
+    # Arrivals.
+
+    async def _on_control(self, kind: MessageType, payload: bytes) -> None:
+        learner, generation = self.member.learner, self.member.generation
+        match kind:
+            case MessageType.HEARTBEAT:
+                beat = messages.Heartbeat.decode(payload)
+                check_bounds(beat, learner=learner)
+                if beat.local_step > self._local_step:
+                    self._local_step = beat.local_step
+                    await self._facts.tell(
+                        Heartbeat(
+                            at=UNSTAMPED, learner=learner, generation=generation, local_step=beat.local_step
+                        )
+                    )
+            case MessageType.FINAL_ACK:
+                step = FinalAck.decode(payload).step
+                await self._facts.tell(
+                    FinalAckReceived(at=UNSTAMPED, learner=learner, generation=generation, step=step)
+                )
+            case MessageType.BUDGET_DONE:
+                steps = BudgetDone.decode(payload).local_steps
+                await self._facts.tell(
+                    BudgetReported(at=UNSTAMPED, learner=learner, generation=generation, local_steps=steps)
+                )
+            case MessageType.MANIFEST:
+                self._tensors.manifest_arrived(checked_manifest(self.hello, payload))
+            case _:
+                raise ProtocolError(f"{kind.name} is not a control message")
+
+    async def _admit(self, kind: MessageType, head: TensorHead, size: int) -> Buffer | None:
+        check_bounds(head, learner=self.member.learner)
+        if isinstance(head, InitHeader):
+            return self._tensors.init_buffer(self.member, head, size)
+        assert isinstance(head, PushHeader), f"{kind.name} is not legal towards a syncer"
+        self._local_step = max(self._local_step, head.local_step)
+        decisions = await self._facts.ask(
+            PushOffered(
+                at=UNSTAMPED,
+                learner=self.member.learner,
+                generation=self.member.generation,
+                fragment=head.fragment,
+                step=head.step,
+                attempt=head.attempt,
+                base_version=head.base_version,
+                local_step=head.local_step,
+                c_steps=head.c_steps,
+                c_tokens=head.c_tokens,
+                payload_bytes=size,
+            )
+        )
+        if any(isinstance(decision, PushAdmitted) for decision in decisions):
+            return self._tensors.push_buffer(self.member, head, size)
+        return None
+
+    async def _deliver(self, kind: MessageType, head: TensorHead, buffer: Buffer) -> None:
+        # Handed over, not awaited: this reader must see the next heartbeat while the tensor is examined.
+        if isinstance(head, InitHeader):
+            self._tensors.init_arrived(self.member, head, buffer)
+        elif isinstance(head, PushHeader):
+            self._tensors.push_arrived(self.member, head, buffer)
+
+    async def _report_progress(self) -> None:
+        """Tell of uploads that advanced since they were last looked at."""
+        seen: dict[tuple[int, int], int] = {}
+        while True:
+            await trio.sleep(self._bounds.progress_seconds)
+            now: dict[tuple[int, int], int] = {}
+            for upload in self._link.inbox.progress:
+                if not isinstance(upload.head, PushHeader):
+                    continue
+                key = (upload.head.step, upload.head.attempt)
+                now[key] = upload.received_bytes
+                if upload.received_bytes > seen.get(key, 0):
+                    await self._facts.tell(
+                        UploadProgress(
+                            at=UNSTAMPED,
+                            learner=self.member.learner,
+                            generation=self.member.generation,
+                            step=key[0],
+                            attempt=key[1],
+                            received_bytes=upload.received_bytes,
+                        )
+                    )
+            seen = now
+
+
+def checked_manifest(hello: Hello, payload: bytes) -> TrainingManifest:
+    """Decode a training manifest and check that it is the one its HELLO's contract was made from.
+
+    Raises:
+        ProtocolError: it is malformed, or hashes to another contract.
+    """
+    manifest = TrainingManifest.decode(payload)
+    if manifest.contract() != hello.contract:
+        raise ProtocolError("MANIFEST: it does not hash to the session contract that the HELLO stated")
+    return manifest

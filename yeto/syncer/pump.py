@@ -1,0 +1,175 @@
+"""The pump: the only owner of the coordinator's state, and the only place where time gets into it.
+
+For every fact, in this order and without an ``await`` in between: stamp it, append it to the tape, step,
+append the decisions, act. So tape and state can never tell different stories, and nothing that happens
+elsewhere can slip between a fact and what was decided about it.
+
+Acting does not wait for the disk, with one exception. A decision marked durable (a commit, a broadcast, a
+release) is queued behind the flusher: one task that writes and fsyncs whatever has been appended, and then
+runs the queued acts whose record is safe, in order. While one fsync is under way the pump goes on and the
+next batch grows, so a batch costs one fsync however long it is. When a flush fails the flusher raises, the
+nursery of the run falls, and none of those acts ever happens.
+
+Nothing here may wait for a socket, for tensors or for a file: whoever is slow would make everybody slow.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import NoReturn, Protocol
+
+import attrs
+import trio
+from attrs import define, field, frozen
+
+from yeto.core import State, next_timer, step
+from yeto.core.decisions import Decision
+from yeto.core.events import Event
+from yeto.tape import TapeWriter, round_at
+
+UNSTAMPED = 0.0
+"""The ``at`` of an event that has not reached the pump yet."""
+
+Act = Callable[[], Awaitable[None]]
+"""What is left to do about a decision once its record is durable."""
+
+
+class Dispatcher(Protocol):
+    """Carries decisions out. Called by the pump inside its one uninterrupted stretch."""
+
+    def stepped(self, event: Event, decisions: tuple[Decision, ...], state: State) -> None:
+        """Take notice of an event that was stepped, before its decisions are carried out."""
+
+    def act(self, decision: Decision, *, event: Event, seq: int, state: State) -> Act | None:
+        """Carry a decision out at once, or return what must wait until record ``seq`` is durable."""
+
+
+class SessionClock:
+    """Seconds since the session began, monotonic over restarts.
+
+    A resumed session goes on from the last second on its tape; the time it was down is not session time.
+    """
+
+    def __init__(self, begin_at: float = 0.0) -> None:
+        """Start now, at ``begin_at`` seconds of the session."""
+        self._offset = begin_at - trio.current_time()
+        self._latest = begin_at
+
+    def now(self) -> float:
+        """Return the session's time, rounded as on the tape, never less than before."""
+        self._latest = max(self._latest, round_at(trio.current_time() + self._offset))
+        return self._latest
+
+    def as_trio_time(self, at: float) -> float:
+        """Convert session seconds to Trio's clock, for a deadline."""
+        return at - self._offset
+
+
+@define(eq=False)
+class _Answer:
+    """Where the decisions about one event are put for the task that told it."""
+
+    decisions: tuple[Decision, ...] = ()
+    ready: trio.Event = field(factory=trio.Event)
+
+
+@frozen(eq=False)
+class _Told:
+    event: Event
+    answer: _Answer | None
+
+
+@frozen(eq=False)
+class _Waiting:
+    seq: int
+    act: Act
+
+
+class Pump:
+    """Feeds events to the coordinator, one at a time, and hands its decisions to the dispatcher."""
+
+    def __init__(self, *, state: State, tape: TapeWriter, clock: SessionClock, events_max: int) -> None:
+        """Own ``state`` and ``tape`` from now on; hold at most ``events_max`` events that wait."""
+        self.state = state
+        self.clock = clock
+        self.dispatcher: Dispatcher | None = None
+        self._tape = tape
+        self._facts, self._queue = trio.open_memory_channel[_Told](events_max)
+        self._waiting: deque[_Waiting] = deque()
+        self._settled = trio.lowlevel.ParkingLot()
+        self._dirty = trio.Event()
+        # One flush at a time, on a thread of its own: tensor work must not stand in its way.
+        self._flush_thread = trio.CapacityLimiter(1)
+
+    async def tell(self, event: Event) -> None:
+        """Queue an event; its ``at`` is stamped when its turn comes."""
+        await self._facts.send(_Told(event, None))
+
+    async def ask(self, event: Event) -> tuple[Decision, ...]:
+        """Queue an event and return what was decided about it.
+
+        Decisions that act at once have acted by then; durable ones may still wait for the disk.
+        """
+        answer = _Answer()
+        await self._facts.send(_Told(event, answer))
+        await answer.ready.wait()
+        return answer.decisions
+
+    def feed(self, event: Event) -> tuple[Decision, ...]:
+        """Stamp, append, step, append, act: one uninterrupted stretch. For the pump and for the start."""
+        assert self.dispatcher is not None
+        event = attrs.evolve(event, at=self.clock.now())
+        seq = self._tape.append_event(event)
+        self.state, decisions = step(self.state, event)
+        self._tape.append_decisions(decisions, because=seq, at=event.at)
+        self.dispatcher.stepped(event, decisions, self.state)
+        for place, decision in enumerate(decisions, start=1):
+            act = self.dispatcher.act(decision, event=event, seq=seq + place, state=self.state)
+            if act is not None:
+                self._waiting.append(_Waiting(seq + place, act))
+        self._dirty.set()
+        return decisions
+
+    async def run(self) -> NoReturn:
+        """Feed queued events and due timers, for ever."""
+        while True:
+            told = await self._next()
+            decisions = self.feed(told.event)
+            if told.answer is not None:
+                told.answer.decisions = decisions
+                told.answer.ready.set()
+
+    async def _next(self) -> _Told:
+        """Return the next event: a timer that is due goes before what is queued."""
+        while True:
+            timer = next_timer(self.state)
+            if timer is None:
+                return await self._queue.receive()
+            if self.clock.now() >= timer.at:
+                # A cancelled run must not be kept alive by a chain of timers.
+                await trio.lowlevel.checkpoint()
+                return _Told(timer.event, None)
+            with trio.move_on_at(self.clock.as_trio_time(timer.at)):
+                return await self._queue.receive()
+
+    async def flush_forever(self) -> NoReturn:
+        """Make records durable in batches and run the acts that waited for them, in order.
+
+        Raises:
+            TapeError: records could not be made durable; no act that waited for them has run.
+        """
+        while True:
+            await self._dirty.wait()
+            self._dirty = trio.Event()
+            durable = await trio.to_thread.run_sync(self._tape.flush, limiter=self._flush_thread)
+            while self._waiting and self._waiting[0].seq <= durable:
+                await self._waiting[0].act()
+                self._waiting.popleft()
+            if not self._waiting:
+                self._settled.unpark_all()
+
+    async def settled(self) -> None:
+        """Wait until no act waits for the disk any more."""
+        while self._waiting:
+            await self._settled.park()

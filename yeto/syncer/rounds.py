@@ -1,0 +1,371 @@
+"""The tensors of open attempts: buffers for uploads, the merge, the outer step.
+
+An attempt owns the buffers its pushes are received into, and dies as one: when the coordinator discards it,
+the buffers are let go, jobs that have not begun are cancelled, and what a thread that was already running
+still brings back is dropped. A cancel scope cannot stop a thread, so every result is held against the
+attempt it was computed for before anything is done with it.
+
+All arithmetic runs in worker threads, a bounded number at a time. A push is examined when it arrives, so
+that after sealing only the reduction is left. The outer step makes a *new* fragment version; the pump puts
+it into the store when the coordinator says that the round is committed, never before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import NoReturn
+
+import torch
+import trio
+from attrs import define, field
+
+from yeto.core import CoreConfig
+from yeto.core.decisions import AttemptOpened, CommitOrdered, MergeOrdered
+from yeto.core.events import (
+    FragmentInitialised,
+    MergeFailed,
+    MergeFinished,
+    OuterStepApplied,
+    PushReceived,
+)
+from yeto.core.values import Member
+from yeto.errors import MergeError
+from yeto.link import new_buffer
+from yeto.merge import (
+    MergedGradient,
+    PushFacts,
+    PushInput,
+    apply_outer_step,
+    examine_push,
+    is_finite,
+    merge_fragment,
+    tensor_digest,
+)
+from yeto.state import FragmentVersion
+from yeto.syncer.group import Facts
+from yeto.syncer.pump import UNSTAMPED
+from yeto.syncer.session import Session
+from yeto.wire import codecs
+from yeto.wire.contract import TrainingManifest
+from yeto.wire.messages import InitHeader, PushHeader
+from yeto.wire.striping import Buffer
+
+
+@define(eq=False)
+class _Push:
+    """One member's upload: its wire bytes, and what was found in them."""
+
+    payload: Buffer
+    facts: PushFacts | None = None
+
+
+@define(eq=False)
+class _Attempt:
+    """One open attempt of one round, with everything that is freed when it ends."""
+
+    step: int
+    fragment: int
+    number: int
+    pushes: dict[Member, _Push] = field(factory=dict)
+    gradient: MergedGradient | None = None
+    result: FragmentVersion | None = None
+    jobs: set[trio.CancelScope] = field(factory=set)
+    ended: bool = False
+
+    def end(self) -> None:
+        """Free the buffers and give up what has not begun."""
+        self.ended = True
+        self.pushes.clear()
+        self.gradient = self.result = None
+        for scope in self.jobs:
+            scope.cancel()
+
+
+class Rounds:
+    """Every open attempt, and the worker threads that compute for them."""
+
+    def __init__(self, *, session: Session, facts: Facts, config: CoreConfig, heavy: trio.CapacityLimiter):
+        """Compute for ``session``; results become events told to ``facts``.
+
+        Args:
+            session: layout and committed values.
+            facts: the pump.
+            config: outer momentum and the like.
+            heavy: worker threads that may compute at a time.
+        """
+        self._session = session
+        self._facts = facts
+        self._config = config
+        self._heavy = heavy
+        self._attempts: dict[tuple[int, int], _Attempt] = {}
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
+        """Hold the nursery that the jobs run in."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            await trio.sleep_forever()
+        raise AssertionError("a nursery that sleeps for ever was left")
+
+    # Orders of the coordinator. None of them waits.
+
+    def open(self, order: AttemptOpened) -> None:
+        """Make room for the pushes of a new attempt."""
+        attempt = _Attempt(step=order.step, fragment=order.fragment, number=order.attempt)
+        self._attempts[order.step, order.attempt] = attempt
+
+    def drop_push(self, step: int, number: int, member: Member) -> None:
+        """Free the buffer of a push that was refused for what it holds."""
+        attempt = self._attempts.get((step, number))
+        if attempt is not None:
+            attempt.pushes.pop(member, None)
+
+    def forget(self, member: Member) -> None:
+        """Free the unfinished uploads of a learner that is gone; what was examined stays."""
+        for attempt in self._attempts.values():
+            push = attempt.pushes.get(member)
+            if push is not None and push.facts is None:
+                del attempt.pushes[member]
+
+    def seal(self, step: int, number: int, keep: frozenset[Member]) -> None:
+        """Take nothing more: free the uploads of all members but these."""
+        attempt = self._attempts[step, number]
+        for member in attempt.pushes.keys() - keep:
+            del attempt.pushes[member]
+
+    def discard(self, step: int, number: int) -> None:
+        """Forget an attempt and all it holds."""
+        attempt = self._attempts.pop((step, number), None)
+        if attempt is not None:
+            attempt.end()
+
+    def merge(self, order: MergeOrdered) -> None:
+        """Reduce the pushes of a sealed attempt; ``merge_finished`` or ``merge_failed`` follows."""
+        attempt = self._attempts[order.step, order.attempt]
+        self._start(attempt, lambda: self._merge(attempt, order))
+
+    def commit(self, order: CommitOrdered) -> None:
+        """Compute the outer step of a merged attempt; ``outer_step_applied`` follows."""
+        attempt = self._attempts[order.step, order.attempt]
+        self._start(attempt, lambda: self._commit(attempt, order))
+
+    def take_result(self, step: int, number: int) -> FragmentVersion:
+        """Return the new version that a commit computed, and forget the attempt."""
+        attempt = self._attempts.pop((step, number))
+        result = attempt.result
+        assert result is not None, "outer_step_applied is told after its result is here"
+        attempt.end()
+        return result
+
+    # Arrivals from the groups. None of them waits.
+
+    def push_buffer(self, member: Member, head: PushHeader, size: int) -> Buffer | None:
+        """Return the buffer of an admitted push; None when its attempt ended while the reader woke up."""
+        attempt = self._attempts.get((head.step, head.attempt))
+        if attempt is None or attempt.fragment != head.fragment:
+            return None
+        buffer = new_buffer(size)
+        attempt.pushes[member] = _Push(buffer)
+        return buffer
+
+    def push_arrived(self, member: Member, head: PushHeader, buffer: Buffer) -> None:
+        """Examine a push that is there whole; ``push_received`` follows."""
+        attempt = self._attempts.get((head.step, head.attempt))
+        push = None if attempt is None else attempt.pushes.get(member)
+        if attempt is None or push is None or push.payload is not buffer:
+            return  # its attempt ended while it was uploaded, and the tape says so
+        self._start(attempt, lambda: self._examine(attempt, push, member, head))
+
+    def init_buffer(self, member: Member, head: InitHeader, size: int) -> Buffer | None:
+        """Return a buffer for an initial value; None unless this learner's HELLO opened the session."""
+        return new_buffer(size) if self._session.opener == member else None
+
+    def init_arrived(self, member: Member, head: InitHeader, buffer: Buffer) -> None:
+        """Decode an initial value; ``fragment_initialised`` follows."""
+        assert self._nursery is not None
+        self._nursery.start_soon(self._initialise, member, head, buffer)
+
+    def manifest_arrived(self, manifest: TrainingManifest) -> None:
+        """Keep it if it is the session's."""
+        self._session.offer_manifest(manifest)
+
+    # Jobs.
+
+    def _start(self, attempt: _Attempt, job: Callable[[], Awaitable[None]]) -> None:
+        assert self._nursery is not None
+        scope = trio.CancelScope()
+        attempt.jobs.add(scope)
+
+        async def guarded() -> None:
+            with scope:
+                await job()
+            attempt.jobs.discard(scope)
+
+        self._nursery.start_soon(guarded)
+
+    async def _examine(self, attempt: _Attempt, push: _Push, member: Member, head: PushHeader) -> None:
+        layout = self._session.fragment_layout(head.fragment)
+        momentum = self._session.store.current(head.fragment).momentum
+        facts = await trio.to_thread.run_sync(
+            examine_push,
+            push.payload,
+            self._session.require_terms().stated.dtype,
+            layout.numel,
+            momentum,
+            layout,
+            limiter=self._heavy,
+            abandon_on_cancel=True,
+        )
+        if attempt.ended:
+            return
+        push.facts = facts
+        await self._facts.tell(
+            PushReceived(
+                at=UNSTAMPED,
+                learner=member.learner,
+                generation=member.generation,
+                fragment=head.fragment,
+                step=head.step,
+                attempt=head.attempt,
+                payload_bytes=len(push.payload),
+                digest=facts.digest,
+                finite=facts.finite,
+                norm=facts.norm,
+                cosine_to_momentum=facts.cosine_to_momentum,
+            )
+        )
+
+    async def _merge(self, attempt: _Attempt, order: MergeOrdered) -> None:
+        began = trio.current_time()
+        dtype = self._session.require_terms().stated.dtype
+        inputs = []
+        for part in order.responders:
+            push = attempt.pushes[Member(learner=part.learner, generation=part.generation)]
+            inputs.append(
+                PushInput(
+                    payload=push.payload,
+                    dtype=dtype,
+                    weight=part.weight,
+                    correct=part.correct,
+                    facts=push.facts,
+                )
+            )
+        layout = self._session.fragment_layout(order.fragment)
+        momentum = self._session.store.current(order.fragment).momentum
+        try:
+            merged = await trio.to_thread.run_sync(
+                lambda: merge_fragment(
+                    inputs,
+                    layout,
+                    momentum,
+                    mu=self._config.outer_momentum,
+                    plain_average=order.plain_average,
+                ),
+                limiter=self._heavy,
+                abandon_on_cancel=True,
+            )
+        except MergeError as error:
+            await self._facts.tell(
+                MergeFailed(at=UNSTAMPED, step=order.step, attempt=order.attempt, message=str(error))
+            )
+            return
+        if attempt.ended:
+            return
+        attempt.gradient = merged
+        attempt.pushes.clear()
+        await self._facts.tell(
+            MergeFinished(
+                at=UNSTAMPED,
+                step=order.step,
+                attempt=order.attempt,
+                finite=merged.finite,
+                gradient_norm=merged.norm,
+                corrected=tuple(order.responders[index].learner for index in merged.corrected),
+                seconds=round(trio.current_time() - began, 6),
+            )
+        )
+
+    async def _commit(self, attempt: _Attempt, order: CommitOrdered) -> None:
+        began = trio.current_time()
+        base = self._session.store.current(order.fragment)
+        if order.no_op:
+            finite = True
+            version = FragmentVersion(
+                fragment=order.fragment,
+                version=order.step,
+                params=base.params,
+                momentum=base.momentum,
+                params_digest=base.params_digest,
+                momentum_digest=base.momentum_digest,
+            )
+        else:
+            merged = attempt.gradient
+            assert merged is not None, "a commit is ordered after its merge"
+            gradient = merged.gradient
+            result = await trio.to_thread.run_sync(
+                lambda: apply_outer_step(
+                    base.params,
+                    base.momentum,
+                    gradient,
+                    lr=order.lr,
+                    mu=order.momentum,
+                    sweep=order.sweep,
+                ),
+                limiter=self._heavy,
+            )
+            finite = result.finite
+            version = FragmentVersion(
+                fragment=order.fragment,
+                version=order.step,
+                params=result.params,
+                momentum=result.momentum,
+                params_digest=result.params_digest,
+                momentum_digest=result.momentum_digest,
+            )
+        if finite:
+            attempt.result = version
+        await self._facts.tell(
+            OuterStepApplied(
+                at=UNSTAMPED,
+                step=order.step,
+                attempt=order.attempt,
+                finite=finite,
+                params_digest=version.params_digest if finite else None,
+                momentum_digest=version.momentum_digest if finite else None,
+                seconds=round(trio.current_time() - began, 6),
+            )
+        )
+
+    async def _initialise(self, member: Member, head: InitHeader, buffer: Buffer) -> None:
+        if self._session.opener != member:
+            return  # its session was released while it was uploaded
+        terms = self._session.require_terms()
+        codec = codecs.by_name(codecs.bulk_dtype(terms.stated.dtype))
+        numel = terms.layout.fragments[head.fragment].numel
+
+        def decode() -> tuple[FragmentVersion, bool]:
+            params = torch.from_numpy(codec.decode(buffer, numel))
+            momentum = torch.zeros(numel, dtype=torch.float32)
+            version = FragmentVersion(
+                fragment=head.fragment,
+                version=0,
+                params=params,
+                momentum=momentum,
+                params_digest=tensor_digest(params),
+                momentum_digest=tensor_digest(momentum),
+            )
+            return version, is_finite(params)
+
+        version, finite = await trio.to_thread.run_sync(decode, limiter=self._heavy, abandon_on_cancel=True)
+        self._session.stage(member, version)
+        await self._facts.tell(
+            FragmentInitialised(
+                at=UNSTAMPED,
+                learner=member.learner,
+                generation=member.generation,
+                fragment=head.fragment,
+                digest=version.params_digest,
+                finite=finite,
+            )
+        )

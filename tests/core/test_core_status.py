@@ -98,8 +98,10 @@ def test_a_quorum_deadline_in_a_grace_is_late():
     session = Session(config(num_learners=3, quorum=2, wait_for=3, grace_cap_seconds=10.0, pipeline=1))
     session.start()
     session.push(0, 1)
-    session.wait(895.0)
-    session.push(1, 1)
+    session.wait(830.0)
+    session.offer(1, 1)
+    session.wait(65.0)
+    session.receive(1, 1)
     session.wait(5.0)
     session.tell(ev.QuorumDeadlinePassed, step=1, attempt=1)
     assert session.only(de.Ignored).reason == "late"

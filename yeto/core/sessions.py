@@ -55,18 +55,15 @@ def on_hello(draft: Draft, event: HelloReceived) -> None:
         return
     seen = draft.seen.get(learner, ())
     if generation in seen:
-        # Refused without forgetting anybody: the group that really drew this number may be alive.
         _refuse_reused(draft, event)
         return
-    demand = _operator_difference(draft, event.terms)
     opens = learner == 0 and draft.phase is Phase.PROVISIONAL
-    if demand is None and not opens and draft.terms is not None:
-        demand = _difference(draft.terms, event.terms)
-        sure = draft.durable >= 0
-    else:
-        sure = True
-    if demand is not None:
-        field, theirs, ours = demand
+    difference, sure = _operator_difference(draft, event.terms), True
+    if difference is None and draft.terms is not None and not opens:
+        # Until step 0 is durable learner 0 may be the wrong one: no verdict yet.
+        difference, sure = _difference(draft.terms, event.terms), draft.durable >= 0
+    if difference is not None:
+        field, theirs, ours = difference
         why = f"learner {learner} states {field} {theirs}, the session has {ours}; {_REMEDY[field]}"
         if not sure:
             draft.strangers = draft.strangers.set(learner, why)
@@ -83,14 +80,13 @@ def on_hello(draft: Draft, event: HelloReceived) -> None:
             "superseded",
             f"learner {learner} connected again from {event.address}; two processes with one --learner-id?",
         )
-    draft.newest = draft.newest.set(
-        learner, Dial(generation=generation, address=event.address, terms=event.terms)
-    )
+    draft.newest = draft.newest.set(learner, Dial(generation=generation, terms=event.terms))
     if opens:
         _open(draft, event)
 
 
 def _refuse_reused(draft: Draft, event: HelloReceived) -> None:
+    """Refuse without forgetting anybody: the group that really drew this number may be alive."""
     draft.emit(
         LearnerRefused(
             learner=event.learner,

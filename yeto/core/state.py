@@ -68,7 +68,6 @@ class Dial:
     """The newest accepted HELLO of a learner id; joined or not."""
 
     generation: str
-    address: str
     terms: SessionTerms
 
 

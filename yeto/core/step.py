@@ -85,14 +85,19 @@ def step(state: State, event: ev.Event) -> tuple[State, tuple[Decision, ...]]:
     draft.at = event.at
     if draft.phase in phases:
         handle(draft, event)
-        settle(draft)
     else:
         draft.ignore(event, "phase", f"{event.kind} means nothing while the session is {draft.phase}")
+    settle(draft)
     return draft.freeze()
 
 
 def settle(draft: Draft) -> None:
-    """Do everything that has become possible, in the order of the rules."""
+    """Do everything that has become possible, in the order of the rules.
+
+    Also after an event that meant nothing: it has brought the time with it.
+    """
+    if draft.phase is Phase.ENDED:
+        return
     if draft.rounds:
         if sealing.settle_attempts(draft):
             commits.order_merges(draft)

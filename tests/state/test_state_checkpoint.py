@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import attrs
 import pytest
@@ -14,6 +15,8 @@ from yeto.errors import CheckpointError
 from yeto.state import (
     FragmentStore,
     FragmentVersion,
+    LedgerEntry,
+    Manifest,
     has_checkpoint,
     inspect,
     read_checkpoint,
@@ -23,7 +26,7 @@ from yeto.state import (
     require_space,
     write_checkpoint,
 )
-from yeto.state.manifest import decode_manifest, encode_manifest, version_at
+from yeto.state.manifest import ManifestFragment, decode_manifest, encode_manifest, version_at
 from yeto.wire.digest import digest
 from yeto.wire.hello import HelloLayout
 
@@ -515,3 +518,9 @@ def test_inspection(folder, run):
     assert [part.file_bytes for part in found.fragments] == [path.stat().st_size for path in paths]
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
         inspect(folder / "nowhere")
+
+
+def test_the_documentation_lists_every_key():
+    text = (Path(__file__).parents[2] / "docs" / "CHECKPOINT.md").read_text(encoding="utf-8")
+    keys = [field.name for cls in (Manifest, ManifestFragment, LedgerEntry) for field in attrs.fields(cls)]
+    assert [key for key in [*keys, "digest"] if f"`{key}`" not in text] == []

@@ -15,6 +15,7 @@ from attrs import frozen
 import yeto
 from yeto.errors import CheckpointError
 from yeto.state.manifest import (
+    FORMAT_VERSION,
     ISO_BACKENDS,
     LedgerEntry,
     Manifest,
@@ -104,6 +105,7 @@ def manifest_of(checkpoint: Checkpoint) -> Manifest:
     if [version.numel for version in checkpoint.fragments] != sizes:
         raise CheckpointError(f"the fragments of step {checkpoint.step} do not have the sizes of the layout")
     return Manifest(
+        format_version=FORMAT_VERSION,
         software_version=checkpoint.software_version or yeto.__version__,
         step=checkpoint.step,
         iso_backend=ISO_BACKENDS.index(backend),

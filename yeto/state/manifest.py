@@ -86,7 +86,7 @@ class ManifestFragment:
 class Manifest:
     """Everything a checkpoint says, but for the tensors."""
 
-    format_version: int = FORMAT_VERSION
+    format_version: int
     software_version: str
     step: int
     """Committed global steps."""

@@ -1,0 +1,374 @@
+"""What broadcasts do to anchors, counters and residuals, and which pulls are answered when."""
+
+import numpy as np
+import pytest
+
+from yeto.errors import ProtocolError
+from yeto.learner.anchors import (
+    Broadcast,
+    FragmentBook,
+    Pull,
+    Residual,
+    Taken,
+    Verdict,
+    newest,
+)
+
+NUM_FRAGMENTS = 4
+
+
+def values(*numbers):
+    return np.array(numbers, dtype=np.float32)
+
+
+def broadcast(version, *, fragment=0, generation=1, digest=None, numbers=(0.0,)):
+    return Broadcast(
+        generation=generation,
+        fragment=fragment,
+        version=version,
+        digest=f"d{version}" if digest is None else digest,
+        values=values(*numbers),
+    )
+
+
+def pull(step, *, attempt=1, fragment=0, generation=1):
+    return Pull(generation=generation, fragment=fragment, step=step, attempt=attempt)
+
+
+@pytest.fixture
+def book():
+    return FragmentBook(num_fragments=NUM_FRAGMENTS, alpha=0.5)
+
+
+class TestReceipt:
+    def test_the_first_broadcast_overwrites(self, book):
+        receipt = book.receive(broadcast(7))
+        assert (receipt.taken, receipt.alpha, receipt.previous_version) == (Taken.OVERWROTE, 0.0, None)
+        assert book.version(0) == 7
+
+    def test_a_higher_version_blends(self, book):
+        book.receive(broadcast(1))
+        receipt = book.receive(broadcast(5, numbers=(3.0,)))
+        assert (receipt.taken, receipt.alpha, receipt.previous_version) == (Taken.BLENDED, 0.5, 1)
+        assert book.anchor(0) == values(3.0)
+
+    def test_alpha_zero_overwrites(self):
+        book = FragmentBook(num_fragments=1, alpha=0.0)
+        book.receive(broadcast(0))
+        assert book.receive(broadcast(1)).alpha == 0.0
+
+    def test_counters_start_anew_on_receipt_of_their_own_fragment(self, book):
+        book.receive(broadcast(0))
+        book.receive(broadcast(0, fragment=1))
+        book.count_step(100)
+        book.receive(broadcast(2, fragment=1))
+        book.count_step(30)
+        answer = book.answer(pull(1), local_step=2)
+        assert (answer.c_steps, answer.c_tokens, answer.base_version) == (2, 130, 0)
+        answer = book.answer(pull(6, fragment=1), local_step=2)
+        assert (answer.c_steps, answer.c_tokens, answer.base_version) == (1, 30, 2)
+
+    def test_a_push_does_not_reset_the_counters(self, book):
+        book.receive(broadcast(0))
+        book.count_step(10)
+        assert book.answer(pull(1), local_step=1).c_steps == 1
+        book.count_step(10)
+        again = book.answer(pull(1, attempt=2), local_step=2)
+        assert (again.c_steps, again.c_tokens) == (2, 20)
+
+    def test_the_same_version_and_bytes_on_a_new_connection_change_nothing(self, book):
+        book.receive(broadcast(5))
+        book.count_step(10)
+        receipt = book.receive(broadcast(5, generation=2))
+        assert (receipt.taken, receipt.alpha) == (Taken.UNCHANGED, 1.0)
+        answer = book.answer(pull(9, generation=2), local_step=1)
+        assert (answer.c_steps, answer.c_tokens) == (1, 10)
+
+    @pytest.mark.parametrize(("version", "digest"), [(3, "d3"), (5, "other")])
+    def test_anything_not_newer_on_a_new_connection_is_a_roll_back(self, book, version, digest):
+        book.receive(broadcast(5))
+        book.count_step(10)
+        receipt = book.receive(broadcast(version, generation=2, digest=digest))
+        assert (receipt.taken, receipt.alpha, receipt.previous_version) == (Taken.ROLLED_BACK, 0.5, 5)
+        assert book.version(0) == version
+        assert book.verdict(pull(9, generation=2)) is Verdict.HOLD, "no work is counted any more"
+
+    def test_within_a_connection_a_lower_version_is_ignored(self, book):
+        book.receive(broadcast(5, numbers=(1.0,)))
+        book.count_step(10)
+        receipt = book.receive(broadcast(1, numbers=(9.0,)))
+        assert (receipt.taken, receipt.alpha) == (Taken.IGNORED, 1.0)
+        assert (book.version(0), book.anchor(0)) == (5, values(1.0))
+        assert book.answer(pull(9), local_step=1).c_steps == 1
+
+    def test_within_a_connection_the_same_version_with_other_bytes_is_fatal(self, book):
+        book.receive(broadcast(5))
+        assert book.receive(broadcast(5)).taken is Taken.UNCHANGED
+        with pytest.raises(ProtocolError, match="fragment 0: version 5 came twice"):
+            book.receive(broadcast(5, digest="other"))
+
+
+class TestOwnInit:
+    def test_its_echo_changes_nothing(self, book):
+        book.adopt_init(0, values(1.0), "init")
+        assert not book.is_complete
+        receipt = book.receive(broadcast(0, digest="init"))
+        assert (receipt.taken, receipt.alpha) == (Taken.UNCHANGED, 1.0)
+
+    @pytest.mark.parametrize(("version", "digest"), [(0, "other"), (8, "d8"), (8, "init")])
+    def test_anything_else_overwrites(self, book, version, digest):
+        book.adopt_init(0, values(1.0), "init")
+        receipt = book.receive(broadcast(version, digest=digest))
+        assert (receipt.taken, receipt.alpha) == (Taken.OVERWROTE, 0.0)
+
+    def test_a_confirmed_init_is_an_anchor_like_any_other(self, book):
+        book.adopt_init(0, values(1.0), "init")
+        book.receive(broadcast(0, digest="init"))
+        assert book.receive(broadcast(1)).taken is Taken.BLENDED
+
+    def test_no_pull_is_answered_from_it(self, book):
+        book.adopt_init(0, values(1.0), "init")
+        book.count_step(1)
+        assert book.verdict(pull(1)) is Verdict.HOLD
+
+
+class TestHolding:
+    """The table of the rule: what is answered, held or dropped."""
+
+    @pytest.fixture
+    def working(self, book):
+        book.receive(broadcast(4))
+        book.count_step(10)
+        return book
+
+    def test_a_pull_above_the_anchor_is_answered(self, working):
+        assert working.verdict(pull(5)) is Verdict.ANSWER
+
+    @pytest.mark.parametrize("step", [1, 4])
+    def test_a_pull_at_or_below_the_anchor_is_dropped(self, working, step):
+        assert working.verdict(pull(step)) is Verdict.DROP
+
+    def test_without_work_it_is_held(self, book):
+        book.receive(broadcast(4))
+        assert book.verdict(pull(5)) is Verdict.HOLD
+        book.count_step(10)
+        assert book.verdict(pull(5)) is Verdict.ANSWER
+
+    def test_without_an_anchor_it_is_held(self, book):
+        book.count_step(10)
+        assert book.verdict(pull(5)) is Verdict.HOLD
+
+    def test_before_this_connections_broadcast_it_is_held_even_if_it_looks_old(self, working):
+        assert working.verdict(pull(5, generation=2)) is Verdict.HOLD
+        assert working.verdict(pull(1, generation=2)) is Verdict.HOLD
+        working.receive(broadcast(4, generation=2))
+        assert working.verdict(pull(5, generation=2)) is Verdict.ANSWER
+
+    def test_a_pull_that_overtook_a_broadcast_is_held_until_it_comes(self, working):
+        working.answer(pull(8), local_step=1)
+        working.count_step(10)
+        assert working.verdict(pull(12)) is Verdict.HOLD
+        working.receive(broadcast(8))
+        assert working.verdict(pull(12)) is Verdict.HOLD, "nothing was done since"
+        working.count_step(10)
+        assert working.verdict(pull(12)) is Verdict.ANSWER
+
+    def test_an_older_broadcast_does_not_release_it(self, working):
+        working.answer(pull(8), local_step=1)
+        working.receive(broadcast(6))
+        working.count_step(10)
+        assert working.verdict(pull(12)) is Verdict.HOLD
+
+    def test_a_retry_of_the_same_round_is_answered(self, working):
+        working.answer(pull(8), local_step=1)
+        assert working.verdict(pull(8, attempt=2)) is Verdict.ANSWER
+
+    def test_the_same_pull_again_is_held_until_a_broadcast_came(self, working):
+        working.answer(pull(8), local_step=1)
+        assert working.verdict(pull(8)) is Verdict.HOLD
+        working.receive(broadcast(4))
+        assert working.verdict(pull(8)) is Verdict.ANSWER
+
+    def test_the_same_pull_on_another_connection_is_another_pull(self, working):
+        working.answer(pull(8), local_step=1)
+        working.receive(broadcast(4, generation=2))
+        assert working.verdict(pull(8, generation=2)) is Verdict.ANSWER
+
+    def test_other_fragments_do_not_matter(self, working):
+        working.receive(broadcast(0, fragment=1))
+        working.count_step(10)
+        working.answer(pull(8), local_step=1)
+        assert working.verdict(pull(6, fragment=1)) is Verdict.ANSWER
+
+    def test_a_roll_back_forgets_what_was_pushed(self, working):
+        working.answer(pull(8), local_step=1)
+        working.receive(broadcast(0, generation=2))
+        working.count_step(10)
+        assert working.verdict(pull(4, generation=2)) is Verdict.ANSWER
+        assert working.verdict(pull(12, generation=2)) is Verdict.ANSWER
+
+    def test_a_reconnection_that_changes_nothing_remembers_what_was_pushed(self, working):
+        working.answer(pull(8), local_step=1)
+        working.receive(broadcast(4, generation=2))
+        working.count_step(10)
+        assert working.verdict(pull(12, generation=2)) is Verdict.HOLD
+
+
+class TestFrozen:
+    @pytest.fixture
+    def frozen(self, book):
+        book.receive(broadcast(4))
+        book.count_step(10)
+        book.count_step(10)
+        book.freeze(2, 20)
+        return book
+
+    def test_a_broadcast_moves_the_anchor_only(self, frozen):
+        receipt = frozen.receive(broadcast(8, numbers=(3.0,)))
+        assert receipt.alpha == 1.0
+        assert frozen.anchor(0) == values(3.0)
+
+    def test_every_push_states_the_whole_budget(self, frozen):
+        frozen.receive(broadcast(8))
+        answer = frozen.answer(pull(12), local_step=2)
+        assert (answer.c_steps, answer.c_tokens, answer.base_version) == (2, 20, 8)
+
+    def test_each_attempt_is_answered_once(self, frozen):
+        frozen.answer(pull(8), local_step=2)
+        assert frozen.verdict(pull(8)) is Verdict.HOLD
+        assert frozen.verdict(pull(8, attempt=2)) is Verdict.ANSWER
+
+    def test_holding_applies(self, frozen):
+        frozen.answer(pull(8), local_step=2)
+        assert frozen.verdict(pull(12)) is Verdict.HOLD
+
+
+def test_staleness_is_counted_from_the_version_the_round_is_based_on(book):
+    book.receive(broadcast(1))
+    book.count_step(1)
+    assert book.answer(pull(5), local_step=1).staleness == 0
+    assert book.answer(pull(9), local_step=1).staleness == 4
+    fresh = FragmentBook(num_fragments=NUM_FRAGMENTS, alpha=0.5)
+    fresh.receive(broadcast(0))
+    fresh.count_step(1)
+    assert fresh.answer(pull(1), local_step=1).staleness == 0
+
+
+class TestResiduals:
+    @pytest.fixture
+    def book(self):
+        book = FragmentBook(num_fragments=NUM_FRAGMENTS, alpha=0.25, error_feedback=True)
+        book.receive(broadcast(0))
+        book.count_step(1)
+        return book
+
+    def push(self, book, step, *, attempt=1, generation=1, leaves=None):
+        """Answer a pull; encode it at once when ``leaves`` says what quantisation took."""
+        answer = book.answer(pull(step, attempt=attempt, generation=generation), local_step=1)
+        if leaves is not None:
+            answer.leaves.fill(values(leaves))
+        return answer
+
+    def carried(self, book, step, **kwargs):
+        answer = self.push(book, step, **kwargs)
+        added = None if answer.carried is None else answer.carried.values()
+        return None if added is None else float(added[0])
+
+    def test_nothing_is_owed_at_first(self, book):
+        assert self.carried(book, 4) is None
+
+    def test_it_is_due_with_the_broadcast_of_the_round(self, book):
+        answer = self.push(book, 4, leaves=0.5)
+        assert answer.residual_scale == 0.75
+        assert self.carried(book, 4, attempt=2) is None, "a retry is not a later push"
+        book.receive(broadcast(4))
+        book.count_step(1)
+        # The retry's own residual was never filled in, so it stands for what it would have carried: nothing.
+        assert self.carried(book, 8) is None
+
+    def test_a_repeated_push_replaces_it(self, book):
+        self.push(book, 4, leaves=0.5)
+        self.push(book, 4, attempt=2, leaves=0.125)
+        book.receive(broadcast(4))
+        book.count_step(1)
+        assert self.carried(book, 8, leaves=0.0) == 0.125
+        # A retry of round 8 from the same anchor adds it again: the first push of 8 was thrown away.
+        assert self.carried(book, 8, attempt=2, leaves=2.0) == 0.125
+        book.receive(broadcast(8))
+        book.count_step(1)
+        assert self.carried(book, 12) == 2.0
+
+    def test_a_broadcast_below_the_round_does_not_make_it_due(self, book):
+        self.push(book, 4, leaves=0.5)
+        book.receive(broadcast(2))
+        book.count_step(1)
+        assert self.carried(book, 4, attempt=2) is None
+
+    def test_a_push_dropped_before_encoding_passes_on_what_it_carried(self, book):
+        self.push(book, 4, leaves=0.5)
+        book.receive(broadcast(4))
+        book.count_step(1)
+        self.push(book, 8)
+        book.receive(broadcast(8))
+        book.count_step(1)
+        assert self.carried(book, 12) == 0.5
+
+    @pytest.mark.parametrize(
+        "event",
+        [
+            lambda book: book.receive(broadcast(0, generation=2, digest="other")),
+            lambda book: book.finish(),
+        ],
+        ids=["roll-back", "final cut"],
+    )
+    def test_it_is_dropped(self, book, event):
+        self.push(book, 4, leaves=0.5)
+        event(book)
+        book.receive(broadcast(4, generation=3))
+        book.count_step(1)
+        assert self.carried(book, 8, generation=3) is None
+
+    def test_frozen_weights_owe_nothing_new(self, book):
+        book.freeze(1, 1)
+        assert self.push(book, 4).leaves is None
+
+    def test_values_come_when_they_are_filled_in(self):
+        first = Residual(step=4, carried=None)
+        second = Residual(step=8, carried=first)
+        assert second.values() is None
+        first.fill(values(1.0))
+        assert second.values() == values(1.0)
+        second.fill(values(2.0))
+        assert second.values() == values(2.0)
+
+
+class TestNewest:
+    """Which of two broadcasts of a fragment waits for the boundary."""
+
+    def test_an_empty_place_is_taken(self):
+        arrived = broadcast(1)
+        assert newest(None, arrived) is arrived
+
+    def test_within_a_connection_the_higher_version_stays(self):
+        low, high = broadcast(1), broadcast(5)
+        assert newest(low, high) is high
+        assert newest(high, low) is None
+        assert newest(high, broadcast(5)) is None
+
+    def test_across_connections_the_later_arrival_stays(self):
+        high, low = broadcast(5), broadcast(1, generation=2)
+        assert newest(high, low) is low
+
+    def test_one_version_with_two_contents_is_fatal(self):
+        with pytest.raises(ProtocolError, match="version 5 came twice"):
+            newest(broadcast(5), broadcast(5, digest="other"))
+
+
+def test_training_may_start_when_the_syncer_has_sent_every_fragment(book):
+    book.adopt_init(0, values(1.0), "init")
+    for fragment in range(1, NUM_FRAGMENTS):
+        assert not book.is_complete
+        book.receive(broadcast(0, fragment=fragment))
+    assert not book.is_complete, "the own INIT is not yet confirmed"
+    book.receive(broadcast(0, digest="init"))
+    assert book.is_complete

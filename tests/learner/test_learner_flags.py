@@ -1,0 +1,79 @@
+"""From command-line words to the two configuration objects, without loading anything."""
+
+import pytest
+from attrs import fields
+from cyclopts import App
+
+from yeto.cli.run_learner import LearnerFlags, run_learner_command
+from yeto.errors import ConfigError
+from yeto.learner.config import LearnerConfig
+from yeto.text.config import TextConfig
+
+def parse(*words, syncer="10.0.0.1:29400"):
+    def keep(flags: LearnerFlags):
+        return flags
+
+    app = App(name="learner", version_flags=[])
+    app.default(keep)
+    required = ["--syncer", syncer, "--model", "m", "--data", "rows.jsonl"]
+    return app([*required, *words], exit_on_error=False, print_error=False, result_action="return_value")
+
+
+def test_the_defaults_are_those_of_the_objects():
+    flags = parse()
+    learner, text = flags.learner_config(), flags.text_config()
+    for config, given in (
+        (learner, {"syncer", "output_dir"}),
+        (text, {"model", "data"}),
+    ):
+        for field in fields(type(config)):
+            if field.name not in given:
+                assert getattr(config, field.name) == field.default, field.name
+    assert (learner.syncer, text.model, text.data) == ("10.0.0.1:29400", "m", "rows.jsonl")
+
+
+def test_every_setting_of_the_objects_has_a_flag():
+    flags = {field.name for field in fields(LearnerFlags)}
+    other_names = {
+        "auth_key": "auth_key_file",
+        "give_up_seconds": "give_up_after",
+        "send_manifest": "no_manifest",
+        "budget_steps": "learner_budget_steps",
+    }
+    internal = {"first_connect_seconds", "rank", "num_ranks"}
+    for config in (LearnerConfig, TextConfig):
+        for field in fields(config):
+            assert other_names.get(field.name, field.name) in flags | internal, field.name
+
+
+def test_flags_reach_their_object(tmp_path):
+    key = tmp_path / "key"
+    key.write_text("secret\n")
+    key.chmod(0o600)
+    flags = parse(
+        *("--learner-id", "1", "--num-learners", "3", "--wire-dtype", "q4", "--no-q4-error-feedback"),
+        *("--merge-alpha", "0", "--give-up-after", "60", "--no-manifest", "--auth-key-file", str(key)),
+        *("--learner-budget-steps", "40", "--micro-batch-size", "4", "--torch-threads", "1"),
+        *("--lora-r", "4", "--tuning", "lora", "--seed", "17"),
+    )
+    learner, text = flags.learner_config(), flags.text_config()
+    assert (learner.learner_id, text.learner_id, learner.num_learners, text.num_learners) == (1, 1, 3, 3)
+    assert (learner.wire_dtype, learner.q4_error_feedback, learner.merge_alpha) == ("q4", False, 0.0)
+    assert (learner.give_up_seconds, learner.send_manifest, learner.auth_key) == (60.0, False, b"secret")
+    assert (learner.budget_steps, learner.torch_threads) == (40, 1)
+    assert (text.micro_batch_size, text.lora_r, text.seed) == (4, 4, 17)
+    assert "secret" not in repr(learner)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--learner-id", "2", "--num-learners", "2"], "--learner-id 2 is out of range"),
+        (["--seq-len", "1"], "--seq-len 1 must be at least 2"),
+    ],
+)
+def test_impossible_flags_are_refused_before_anything_is_loaded(words, message):
+    with pytest.raises(ConfigError, match=message):
+        run_learner_command(parse(*words))
+    with pytest.raises(ConfigError, match="--syncer nowhere: must be HOST:PORT"):
+        run_learner_command(parse(syncer="nowhere"))

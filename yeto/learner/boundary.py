@@ -1,0 +1,80 @@
+"""The step boundary: the one place where training and network meet.
+
+The training thread never waits for the network, and the network never touches the model. Once per optimizer
+step the training thread crosses the boundary, in this order:
+
+1. a complete final cut ends the run's training: it is the last word;
+2. received broadcasts are applied, in the order they came;
+3. pulls are answered, from the weights as they are then.
+
+Broadcasts come before pulls because an answer must be measured from the newest anchor there is. The snapshot
+is all the training thread does for an answer; subtracting, encoding and sending happen beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from yeto.learner.anchors import Answer, Broadcast, FragmentBook, Pull, Receipt, Verdict
+from yeto.learner.fragments import LiveFragments
+from yeto.learner.mailbox import Arrivals, Departures, FinalCut, Push
+
+
+class Boundary:
+    """Crosses from one optimizer step to the next; owned by the training thread."""
+
+    def __init__(
+        self,
+        *,
+        fragments: LiveFragments,
+        book: FragmentBook,
+        arrivals: Arrivals,
+        departures: Departures,
+        on_broadcast: Callable[[Broadcast, Receipt], None],
+        on_answer: Callable[[Answer], None],
+    ) -> None:
+        """Take the two sides and two observers, which are called on the training thread and must be quick."""
+        self._fragments = fragments
+        self._book = book
+        self._arrivals = arrivals
+        self._departures = departures
+        self._on_broadcast = on_broadcast
+        self._on_answer = on_answer
+        self._held: dict[int, Pull] = {}
+
+    def cross(self, local_step: int) -> FinalCut | None:
+        """Do what has arrived since the last boundary.
+
+        Args:
+            local_step: optimizer steps done so far.
+
+        Returns:
+            A complete final cut, and then nothing else was done: what else had arrived is obsolete.
+
+        Raises:
+            ProtocolError: the syncer contradicts itself, see ``FragmentBook.receive``.
+        """
+        mail = self._arrivals.take()
+        if mail.final is not None:
+            self._held.clear()
+            return mail.final
+        for broadcast in mail.broadcasts:
+            receipt = self._book.receive(broadcast)
+            self._fragments.blend(broadcast.fragment, broadcast.values, receipt.alpha)
+            self._on_broadcast(broadcast, receipt)
+        for pull in mail.pulls:
+            self._held[pull.fragment] = pull
+        for pull in tuple(self._held.values()):
+            self._consider(pull, mail.generation, local_step)
+        return None
+
+    def _consider(self, pull: Pull, generation: int | None, local_step: int) -> None:
+        """Answer, keep or forget one pull."""
+        verdict = Verdict.DROP if pull.generation != generation else self._book.verdict(pull)
+        if verdict is Verdict.HOLD:
+            return
+        del self._held[pull.fragment]
+        if verdict is Verdict.ANSWER:
+            answer = self._book.answer(pull, local_step)
+            self._departures.push(Push(answer=answer, snapshot=self._fragments.snapshot(pull.fragment)))
+            self._on_answer(answer)

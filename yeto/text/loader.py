@@ -69,11 +69,9 @@ class BlockLoader:
 
         Args:
             config: data, format, packing, sharding and streaming settings.
-            tokenizer: used by the thread and by preloading; worker processes load their own.
+            tokenizer: the model's, with the template to use.
             state: where to go on, from :attr:`state` of a loader with the same settings.
         """
-        if config.data is None:
-            raise DataError("no training rows: give --data")
         self._config = config
         self._tokenizer = tokenizer
         streams = max(1, config.stream_workers) if config.tokenize == "stream" else 1
@@ -144,7 +142,10 @@ class BlockLoader:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
         yield from DataLoader(
-            _StreamDataset(self._config, self._state),
+            # Tokenizers whose code came with the model cannot be sent to another process.
+            _StreamDataset(
+                self._config, None if self._config.trust_remote_code else self._tokenizer, self._state
+            ),
             batch_size=None,
             num_workers=self._config.stream_workers,
             collate_fn=_untouched,
@@ -220,8 +221,9 @@ def _with_progress(rows: Iterator[Row]) -> Iterator[Row]:
 class _StreamDataset(IterableDataset[_Item]):
     """What a worker process runs: the share of its process, cut once more by worker."""
 
-    def __init__(self, config: TextConfig, state: LoaderState) -> None:
+    def __init__(self, config: TextConfig, tokenizer: Any, state: LoaderState) -> None:
         self._config = config
+        self._tokenizer = tokenizer
         self._state = state
 
     def __iter__(self) -> Iterator[_Item]:
@@ -231,7 +233,7 @@ class _StreamDataset(IterableDataset[_Item]):
         stream = (info.id + self._state.turn) % info.num_workers
         share = share_of(self._config).part(stream, info.num_workers)
         try:
-            tokenizer = load_tokenizer(self._config)
+            tokenizer = load_tokenizer(self._config) if self._tokenizer is None else self._tokenizer
             for produced in open_stream(self._config, tokenizer, share, self._state, stream):
                 yield _Item(stream=stream, produced=produced)
         except YetoError as error:

@@ -30,11 +30,8 @@ WAYS_OUT = (
 )
 _GENERATION = re.compile(r"\{%([-+]?)\s*generation\s*([-+]?)%\}")
 _END_GENERATION = re.compile(r"\{%([-+]?)\s*endgeneration\s*([-+]?)%\}")
-# Unicode noncharacters, with a word: no text that anyone trains on contains these.
-_OPEN, _CLOSE = "\ufdd0yeto(", ")yeto\ufdd1"
-_MARKED = re.compile(re.escape(_OPEN) + "(.*?)" + re.escape(_CLOSE), re.DOTALL)
 # The same kind of Jinja call block as generation blocks are, so whitespace control acts alike on both.
-_MARK_MACRO = "{% macro yeto_mark() %}" + _OPEN + "{{ caller() }}" + _CLOSE + "{% endmacro %}"
+_MARK_MACRO = "{% macro yeto_mark() %}{{ yeto_opening + caller() + yeto_closing }}{% endmacro %}"
 
 
 @frozen(kw_only=True, eq=False)
@@ -121,8 +118,17 @@ class ChatEncoder:
     def _prove(
         self, conversation: Conversation, template: str, ids: list[int], mask: list[int], replies: list[str]
     ) -> None:
-        marked = self._render(conversation, self._with_marks(template), tokenize=False)
-        blocks = [block for block in _joined_blocks(marked) if block]
+        opening, closing = _marks(conversation)
+        marked = self._render(
+            conversation,
+            self._with_marks(template),
+            tokenize=False,
+            yeto_opening=opening,
+            yeto_closing=closing,
+        )
+        between = re.compile(re.escape(opening) + "(.*?)" + re.escape(closing), re.DOTALL)
+        # Blocks with nothing between them count as one, as their tokens do.
+        blocks = [block for block in between.findall(marked.replace(closing + opening, "")) if block]
         runs = _runs(ids, mask)
         if len(runs) == len(blocks):
             proved = all(self._is_text_of(run, block) for run, block in zip(runs, blocks, strict=True))
@@ -136,7 +142,7 @@ class ChatEncoder:
                 f"the assistant mask is off: it selects {_shorten(supervised)} where the template generates "
                 f"{_shorten(' '.join(map(repr, blocks)))}",
             )
-        inside, outside = "\n".join(blocks), _MARKED.sub("\n", marked)
+        inside, outside = "\n".join(blocks), between.sub("\n", marked)
         missing = [reply for reply in replies if reply not in inside]
         # A template may choose to train on some turns only: then the other replies stand outside, whole.
         lost = [reply for reply in missing if reply not in outside]
@@ -256,9 +262,12 @@ def _replies(conversation: Conversation) -> list[str]:
     return [text for text in texts if text]
 
 
-def _joined_blocks(marked: str) -> list[str]:
-    """Return the texts between marks; blocks with nothing between them count as one, like their tokens."""
-    return _MARKED.findall(marked.replace(_CLOSE + _OPEN, ""))
+def _marks(conversation: Conversation) -> tuple[str, str]:
+    """Return two marks that no message contains: Unicode noncharacters with a number."""
+    number = 0
+    while any(f"\ufdd0{number}" in message["content"] for message in conversation.messages):
+        number += 1
+    return f"\ufdd0{number}(", f"){number}\ufdd1"
 
 
 def _runs(ids: list[int], mask: list[int]) -> list[list[int]]:

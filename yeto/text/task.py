@@ -14,7 +14,7 @@ import torch
 from attrs import field, frozen
 from torch import nn
 
-from yeto.errors import DataError
+from yeto.errors import ConfigError, DataError
 from yeto.learner.task import Batch, Evaluation
 from yeto.text.config import TextConfig
 from yeto.text.evaluate import evaluate_rows, heldout_rows
@@ -176,9 +176,11 @@ def build_task(config: TextConfig) -> TextTask:
     """Load tokenizer and model; say what is trained; print ``--mask-report`` rows to stderr.
 
     Raises:
-        ConfigError: the model does not load, or a setting does not fit it.
+        ConfigError: there is no ``--data``, the model does not load, or a setting does not fit it.
         DataError: a row of the mask report cannot be used.
     """
+    if config.data is None:
+        raise ConfigError("--data is missing: name the rows to train on")
     tokenizer = load_tokenizer(config)
     if config.mask_report and config.rank == 0:
         for text in mask_report(config, tokenizer):
@@ -209,10 +211,9 @@ def mask_report(config: TextConfig, tokenizer: Any) -> Iterator[str]:
     """Yield the first ``--mask-report`` rows as text, supervised stretches marked.
 
     Raises:
-        DataError: there are no rows, or one of them cannot be used.
+        DataError: the rows cannot be opened, or one of them cannot be used.
     """
-    if config.data is None:
-        raise DataError("--mask-report needs --data")
+    assert config.data is not None, "build_task refuses a configuration without rows"
     encoder = ChatEncoder(tokenizer, train_on=config.train_on, mask_mode=config.assistant_mask_mode)
     rows = open_source(config.data, revision=config.data_revision).rows(Cursor())
     for row in islice(rows, config.mask_report):

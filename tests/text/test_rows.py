@@ -1,0 +1,190 @@
+import json
+import sys
+
+import fsspec
+import pytest
+
+from yeto.errors import DataError
+from yeto.text.rows import Cursor, open_source, without_nulls
+
+ROWS = [{"messages": [{"role": "user", "content": f"row {number}"}]} for number in range(7)]
+
+
+def lines(rows=ROWS, end="\n"):
+    return "".join(json.dumps(row, ensure_ascii=False) + end for row in rows)
+
+
+def read(source, start=None, wanted=None):
+    return list(source.rows(start or Cursor(), wanted))
+
+
+def values(path, **options):
+    return [row.value for row in read(open_source(str(path), **options))]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        lines().encode(),
+        b"\xef\xbb\xbf" + lines().encode(),
+        lines(end="\r\n").encode(),
+        lines(end="\n\n \n\r\n").encode(),
+        lines().rstrip("\n").encode(),
+    ],
+    ids=["lf", "bom", "crlf", "blank lines", "no last newline"],
+)
+def test_jsonl_spellings_give_the_same_rows(tmp_path, content):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    found = read(open_source(str(path)))
+    assert [row.value for row in found] == ROWS
+    assert [row.index for row in found] == list(range(7))
+
+
+@pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c"])
+def test_only_a_newline_ends_a_row(tmp_path, character):
+    text = f"one{character}two"
+    escaped = json.dumps(text, ensure_ascii=character in "\x0b\x0c")
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": ' + escaped + '}\n{"a": "three"}\n', encoding="utf-8")
+    assert values(path) == [{"a": text}, {"a": "three"}]
+
+
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [
+        (b'{"a": 1', "line 3: not JSON"),
+        (b'"text"', "line 3: a row is a JSON object, this is str"),
+        (b'{"a": "\xff"}', "line 3: not UTF-8"),
+        (b'{"a": 1} {"a": 2}', "line 3: not JSON"),
+        (b"[" * 200_000, "line 3: nested too deeply"),
+    ],
+)
+def test_a_bad_line_is_named_with_its_number(tmp_path, bad, problem):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a": 1}\n\n' + bad + b'\n{"a": 2}\n')
+    with pytest.raises(DataError, match=rf"^rows\.jsonl {problem}"):
+        read(open_source(str(path)))
+
+
+def test_a_huge_integer_in_an_unused_column_does_not_matter(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"id": ' + "9" * 5000 + ', "small": 9007199254740993, "a": "text"}\n')
+    (row,) = values(path)
+    assert row["a"] == "text"
+    assert row["small"] == 9007199254740993
+
+
+def test_a_line_longer_than_a_read_is_one_row(tmp_path):
+    text = "x" * 3_000_000
+    path = tmp_path / "rows.jsonl"
+    path.write_text(lines([{"a": text}, {"a": "y"}]))
+    assert values(path) == [{"a": text}, {"a": "y"}]
+
+
+@pytest.mark.parametrize("start", range(8))
+def test_every_cursor_leads_to_the_row_behind_it(tmp_path, start):
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text("\ufeff" + lines(ROWS[:3], end="\r\n\n"))
+    (folder / "b.json").write_text(json.dumps(ROWS[3:5]))
+    (folder / "c.jsonl").write_text(lines(ROWS[5:]))
+    source = open_source(str(folder))
+    everything = read(source)
+    assert [row.value for row in everything] == ROWS
+    cursor = everything[start - 1].after if start else Cursor()
+    assert read(source, cursor) == everything[start:]
+    assert read(source, cursor, range(1, sys.maxsize, 3)) == [
+        row for row in everything[start:] if row.index % 3 == 1
+    ]
+
+
+@pytest.mark.parametrize("start", [0, 1, 255, 256, 299, 300, 599, 600])
+def test_parquet_is_entered_in_the_middle(tmp_path, start):
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"number": number, "text": f"row {number}"} for number in range(600)]
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=300)
+    source = open_source(str(path))
+    everything = read(source)
+    assert [row.value for row in everything] == rows
+    cursor = everything[start - 1].after if start else Cursor()
+    assert read(source, cursor) == everything[start:]
+
+
+def test_json_with_a_list_and_json_with_lines(tmp_path):
+    listed, lined = tmp_path / "list.json", tmp_path / "lines.json"
+    listed.write_text("\ufeff " + json.dumps(ROWS, indent=2))
+    lined.write_text(lines())
+    assert values(listed) == values(lined) == ROWS
+
+
+def test_a_folder_gives_its_training_files_only(tmp_path):
+    for name in ("train-00.jsonl", "train-01.jsonl", "test.jsonl", "validation.jsonl"):
+        (tmp_path / name).write_text(lines([{"file": name}]))
+    (tmp_path / "README.md").write_text("not data")
+    assert values(tmp_path) == [{"file": "train-00.jsonl"}, {"file": "train-01.jsonl"}]
+    (tmp_path / "train-00.jsonl").unlink()
+    (tmp_path / "train-01.jsonl").unlink()
+    (tmp_path / "part.jsonl").write_text(lines([{"file": "part.jsonl"}]))
+    assert values(tmp_path) == [{"file": "part.jsonl"}]
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_saved_dataset_gives_rows_without_filled_in_nulls(tmp_path, split):
+    import datasets
+
+    messages = [
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": ["x"]}],
+        [{"role": "user", "content": "b"}],
+    ]
+    table = datasets.Dataset.from_list([{"messages": part} for part in messages])
+    saved = datasets.DatasetDict(train=table) if split else table
+    saved.save_to_disk(tmp_path / "saved")
+    found = values(tmp_path / "saved")
+    assert found == [
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": ["x"]}]},
+        {"messages": [{"role": "user", "content": "b"}]},
+    ]
+
+
+def test_nulls_in_lists_are_values():
+    assert without_nulls({"a": [None, {"b": None, "c": 1}], "d": None}) == {"a": [None, {"c": 1}]}
+
+
+def test_any_file_system_that_fsspec_knows():
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/bucket/rows.jsonl", lines().encode())
+    assert values("memory://bucket/rows.jsonl") == ROWS
+    assert values("memory://bucket") == ROWS
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ("missing.jsonl", "no such file or folder"),
+        ("./missing", "no such file or folder"),
+        ("memory://nothing/here.jsonl", "no such file"),
+        ("nosuch://x/y.jsonl", "cannot open"),
+        ("someone/no-such-data-set", "as a Hugging Face data set it failed"),
+    ],
+)
+def test_what_is_not_there_is_refused_by_flag(spec, problem):
+    with pytest.raises(DataError, match=f"^--eval-data .*{problem}"):
+        open_source(spec, flag="--eval-data")
+
+
+def test_an_unknown_kind_of_file_is_refused(tmp_path):
+    (tmp_path / "rows.csv").write_text("a,b\n")
+    with pytest.raises(DataError, match="unknown kind of file"):
+        open_source(str(tmp_path / "rows.csv"))
+    with pytest.raises(DataError, match=r"no \.jsonl"):
+        open_source(str(tmp_path))
+
+
+def test_a_file_that_is_no_parquet_is_named(tmp_path):
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(DataError, match=r"^rows\.parquet: not a readable parquet file"):
+        read(open_source(str(tmp_path / "rows.parquet")))

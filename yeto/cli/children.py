@@ -55,7 +55,13 @@ class Child:
             self._command = list(command)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._words(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                self._words(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                # The parent has read its own YETO_* and passes on what the child is to know.
+                env={name: value for name, value in os.environ.items() if not name.startswith("YETO_")},
             )
 
     @property

@@ -33,7 +33,7 @@ FAREWELL_SECONDS = 90.0
 """How long learners may take to save and leave once the syncer is done: more than their own wait for it."""
 
 STOP_SECONDS = 15.0
-"""Time beyond its own stop budget that a child has to end after SIGTERM, before it is killed."""
+"""Time that a child has to end after SIGTERM, before it is killed, when the run is over anyway."""
 
 PLAIN_LINE_SECONDS = 5.0
 """Time between two printed lines where nothing can be redrawn."""
@@ -46,7 +46,6 @@ class LocalRun:
     folder: Path
     num_learners: int
     resume: bool
-    stop_budget_seconds: float
     syncer_words: Sequence[str]
     """Flags of the syncer beyond place and start mode."""
     learner_words: Callable[[int], Sequence[str]]

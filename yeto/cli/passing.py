@@ -12,27 +12,31 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import attrs
 from cyclopts import Group, Parameter
+from docstring_parser import parse_from_object
 
 
 def flags_without(flags: type[Any], left_out: Collection[str], *, name: str, group: str) -> type[Any]:
     """Return a class with the flags of another, except those that the caller decides itself.
 
     Args:
-        flags: attrs class whose fields are cyclopts parameters.
+        flags: attrs class whose fields are cyclopts parameters, explained by ``help`` or a docstring.
         left_out: field names that are not offered.
         name: name of the new class.
-        group: heading of these flags in the help text.
+        group: heading in the help text of the flags that have none yet.
     """
     hints = get_type_hints(flags, include_extras=True)
-    heading = Parameter(group=Group(group))
+    # Docstrings of fields are found in the source, which the new class does not have.
+    explained = {entry.arg_name: entry.description for entry in parse_from_object(flags).params}
+    heading = Group(group)
     fields = {}
     for field in attrs.fields(flags):
         if field.name in left_out:
             continue
         hint = hints[field.name]
         inner, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-        # The heading goes first, so that what the flag says of itself prevails.
-        annotated: Any = Annotated[(inner, heading, *extras)]
+        # Goes first, so that what the flag says of itself prevails.
+        found = Parameter(group=heading, help=explained.get(field.name))
+        annotated: Any = Annotated[(inner, found, *extras)]
         fields[field.name] = attrs.field(type=annotated, default=field.default)
     made = attrs.make_class(name, fields, frozen=True, kw_only=True)
     made.__doc__ = flags.__doc__

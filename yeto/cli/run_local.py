@@ -1,0 +1,204 @@
+"""``yeto run --role local``: a training on this machine from rows to a verified, scored result."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import attrs
+from attrs import frozen
+from cyclopts import Group, Parameter
+
+from yeto.cli.local import STOPPED, LocalRun
+from yeto.cli.passing import flags_without, to_words
+from yeto.cli.run_learner import LearnerFlags
+from yeto.cli.run_syncer import SyncerFlags
+from yeto.errors import ConfigError, ReplayDivergence
+
+DEFAULT_MERGES = 8
+"""Merges of every fragment when no length is given: enough to see a training work."""
+
+_LOCAL = Group("This run", sort_key=-1)
+
+# What this command decides itself, because all parts are on one machine and in one folder.
+SYNCER_LEFT_OUT = {
+    *("learners", "total_steps", "host", "port", "ready_file", "checkpoint_path", "event_tape"),
+    *("resume", "resume_or_start", "auth_key_file", "allow_unauthenticated", "require_profile_binding"),
+    *("learner_budget_steps", "budget_finish"),
+}
+LEARNER_LEFT_OUT = {
+    *("syncer", "learner_id", "num_learners", "output_dir", "log_jsonl", "model", "data", "eval_data"),
+    *("auth_key_file", "no_manifest", "learner_budget_steps", "max_local_steps", "torch_threads"),
+}
+
+SyncerPart: Any = flags_without(SyncerFlags, SYNCER_LEFT_OUT, name="SyncerPart", group="Syncer")
+LearnerPart: Any = flags_without(LearnerFlags, LEARNER_LEFT_OUT, name="LearnerPart", group="Learner")
+
+
+@Parameter(name="*", group=_LOCAL)
+@frozen(kw_only=True)
+class LocalFlags:
+    """What is special to a run on one machine."""
+
+    learners: int = 2
+    """How many learners to start (M)."""
+    model: str
+    """Hugging Face id, or a local model folder."""
+    data: str
+    """Rows to train on: a data set id, a jsonl, json or parquet file, a folder of them, or a URL."""
+    eval_data: str | None = None
+    """Held-out rows. Without them the last --eval-rows rows of --data are held out."""
+    run_dir: Path = Path("yeto-run")
+    """Folder of the run: tape, checkpoint, logs, and the result in adapter/ (full tuning: model/)."""
+    resume: Annotated[bool, Parameter(negative=())] = False
+    """Go on with the run in --run-dir, from its checkpoint."""
+    total_steps: int | None = None
+    """Global steps (merges of one fragment) of the run. Default: 8 times --fragments."""
+    token_budget: int | None = None
+    """Raw tokens to train on, all learners together, instead of --total-steps."""
+    epochs: float | None = None
+    """Passes over the training rows, instead of --total-steps."""
+    torch_threads: int | None = None
+    """Threads of each learner. Default: this machine's cores, shared out."""
+
+
+def run_local_command(
+    flags: LocalFlags,
+    *,
+    syncer: Annotated[SyncerPart, Parameter(name="*")] = SyncerPart(),  # noqa: B008 - frozen
+    learner: Annotated[LearnerPart, Parameter(name="*")] = LearnerPart(),  # noqa: B008 - frozen
+) -> int:
+    """Train on this machine, export, and compare the result with the base model on held-out rows.
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a learner never confirmed the result, 4 stopped before
+    the end (go on with --resume).
+    """
+    if flags.learners < 1:
+        raise ConfigError(f"--learners {flags.learners}: need at least 1")
+    _check_folder(flags)
+    settings = LearnerFlags(
+        **{"syncer": "127.0.0.1:1", "model": flags.model, "data": flags.data, "eval_data": flags.eval_data}
+        | {field.name: getattr(learner, field.name) for field in attrs.fields(LearnerPart)}
+        | {"num_learners": flags.learners}
+    )
+    settings.learner_config()
+    text = settings.text_config()
+    # The syncer's own checks, before anything is written.
+    SyncerFlags(
+        learners=flags.learners,
+        total_steps=flags.total_steps or 1,
+        **{field.name: getattr(syncer, field.name) for field in attrs.fields(SyncerPart)},
+    ).config()
+
+    if flags.eval_data is None:
+        from yeto.cli.local_result import hold_out
+
+        train, heldout = hold_out(text, flags.run_dir / "data")
+        print(f"held out the last {text.eval_rows} rows of {flags.data}: {heldout}", flush=True)
+        # The rows are local files now, whatever --data was.
+        text = attrs.evolve(text, data=str(train), eval_data=str(heldout), data_revision=None)
+    total_steps = _total_steps(flags, settings, text, syncer.sync_interval_steps)
+    learner = attrs.evolve(learner, data_revision=text.data_revision)
+    threads = flags.torch_threads or max(1, (os.cpu_count() or 1) // flags.learners)
+
+    def learner_words(learner_id: int) -> list[str]:
+        output = flags.run_dir / "learners" / str(learner_id)
+        return [
+            *(f"--model={flags.model}", f"--data={text.data}", f"--eval-data={text.eval_data}"),
+            *(f"--output-dir={output}", f"--torch-threads={threads}"),
+            *to_words(learner),
+        ]
+
+    run = LocalRun(
+        folder=flags.run_dir,
+        num_learners=flags.learners,
+        resume=flags.resume,
+        syncer_words=[f"--learners={flags.learners}", f"--total-steps={total_steps}", *to_words(syncer)],
+        learner_words=learner_words,
+    )
+    print(f"{flags.learners} learners, {total_steps} global steps; everything is in {run.folder}", flush=True)
+    code = run.train()
+    if code == STOPPED:
+        print(
+            f"stopped before the end. Go on: the same command with --resume. The model so far: {_export(run)}"
+        )
+        return code
+    return _finish(run, text)
+
+
+def _check_folder(flags: LocalFlags) -> None:
+    if flags.resume:
+        if not (flags.run_dir / "events.jsonl").exists():
+            raise ConfigError(f"--resume: there is no run in --run-dir {flags.run_dir}")
+    elif flags.run_dir.exists() and any(flags.run_dir.iterdir()):
+        raise ConfigError(
+            f"--run-dir {flags.run_dir} is not empty; name another folder, or go on with its run: --resume"
+        )
+    flags.run_dir.mkdir(parents=True, exist_ok=True)
+
+
+def _total_steps(flags: LocalFlags, learner: LearnerFlags, text: Any, interval: float) -> int:
+    """Return the length of the run in global steps, from whichever flag says it."""
+    given = [name for name in ("total_steps", "token_budget", "epochs") if getattr(flags, name) is not None]
+    if len(given) > 1:
+        raise ConfigError(
+            " and ".join("--" + name.replace("_", "-") for name in given) + ": give one of them"
+        )
+    if not given:
+        return DEFAULT_MERGES * learner.fragments
+    if given == ["total_steps"]:
+        return int(flags.total_steps or 0)
+    flag = "--" + given[0].replace("_", "-")
+    if interval <= 0:
+        raise ConfigError(f"{flag} needs a --sync-interval-steps above 0, else give --total-steps")
+    if text.micro_batch_size is None:
+        raise ConfigError(f"{flag} needs --micro-batch-size as a number, else give --total-steps")
+    budget = flags.token_budget if flags.epochs is None else math.ceil(flags.epochs * _epoch_tokens(text))
+    assert budget is not None
+    if budget < 1:
+        raise ConfigError(f"{flag}: must be above 0")
+    step_tokens = text.micro_batch_size * learner.grad_accum * text.seq_len * flags.learners
+    total: int = max(learner.fragments, math.ceil(budget / step_tokens / interval * learner.fragments))
+    print(f"{flag}: {budget:,} tokens are about {total} global steps", flush=True)
+    return total
+
+
+def _epoch_tokens(text: Any) -> int:
+    """Count the tokens of all training rows, once, by tokenizing them."""
+    from yeto.text.rows import Cursor, open_source
+    from yeto.text.stream import encoder_of
+    from yeto.text.tokenizer import load_tokenizer
+
+    encode = encoder_of(text, load_tokenizer(text))
+    source = open_source(text.data, revision=text.data_revision)
+    return sum(len(encode(row).ids) for row in source.rows(Cursor()))
+
+
+def _export(run: LocalRun) -> str:
+    return f"yeto-export --checkpoint {run.checkpoint} --output-dir {run.folder / 'adapter'}"
+
+
+def _finish(run: LocalRun, text: Any) -> int:
+    """Export, verify the tape, score; all from what the syncer left, not from the learners."""
+    from yeto.cli.local_result import print_scores, score
+    from yeto.tape import replay
+    from yeto.text.export import export
+
+    result = run.folder / ("adapter" if text.tuning == "lora" else "model")
+    export(
+        run.checkpoint,
+        text.model,
+        result,
+        overwrite=True,
+        say=lambda line: print(line, flush=True),
+    )
+    verdict = replay(run.tape)
+    if verdict.divergence is not None:
+        raise ReplayDivergence(f"{run.tape}: {verdict.divergence}")
+    print(f"tape: {verdict.records} records, every decision follows from its events")
+    print("scoring base and fine-tuned model on the held-out rows", flush=True)
+    print_scores(*score(text, result))
+    print(f"result      {result}\ncheckpoint  {run.checkpoint}\ntape        {run.tape}")
+    return 0

@@ -29,7 +29,7 @@ async def send_half_a_push(learner, pull):
 
 
 async def test_a_death_in_the_middle_of_a_push_is_retried_and_nothing_is_lost(tmp_path):
-    config = make_config(tmp_path)
+    config = make_config(tmp_path, pipeline=1)
     deaths = []
 
     async def die_once(learner, pull):

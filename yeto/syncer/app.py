@@ -7,6 +7,7 @@
     ├── flusher         one fsync per batch; then the acts that waited for it
     ├── listener        sockets -> groups -> facts
     ├── rounds          jobs of open attempts, in worker threads
+    ├── initial         decodes learner 0's first values
     ├── broadcasts      encodes each version once, for everybody
     ├── checkpointer    writes cuts
     ├── status          says every few seconds whom the run waits for
@@ -35,10 +36,12 @@ from yeto.core.events import StopRequested
 from yeto.errors import ConfigError, YetoError
 from yeto.syncer.broadcasts import Broadcasts
 from yeto.syncer.checkpointer import Checkpointer
-from yeto.syncer.config import SyncerConfig, merge_profile
+from yeto.syncer.config import SyncerConfig
 from yeto.syncer.dispatch import Ending, Orders
+from yeto.syncer.initial import Initial
 from yeto.syncer.listener import Listener
 from yeto.syncer.pump import UNSTAMPED, Pump, SessionClock
+from yeto.syncer.receivers import Receivers
 from yeto.syncer.registry import Registry
 from yeto.syncer.rounds import Rounds
 from yeto.syncer.session import Session
@@ -54,7 +57,7 @@ KILLED: Final = 130
 LAST_WORDS_SECONDS: Final = 15.0
 """Longest time that SHUTDOWNs may take to go out at the end: a group's own limits are shorter."""
 
-HEAVY_THREADS: Final = max(2, (os.cpu_count() or 2))
+HEAVY_THREADS: Final = max(2, os.cpu_count() or 2)
 """Worker threads that compute at a time: one a core, and never so few that one long merge stops the rest."""
 
 
@@ -147,6 +150,7 @@ class _Run:
         )
         core = start.state.config
         self._rounds = Rounds(session=self._session, facts=self._pump, config=core, heavy=heavy)
+        self._initial = Initial(session=self._session, facts=self._pump, heavy=heavy)
         self._broadcasts = Broadcasts(session=self._session, registry=self._registry, heavy=heavy)
         self._checkpointer = Checkpointer(config=config, session=self._session, facts=self._pump)
         self._pump.dispatcher = Orders(
@@ -160,8 +164,7 @@ class _Run:
         self._listener = Listener(
             session=self._session,
             registry=self._registry,
-            facts=self._pump,
-            tensors=self._rounds,
+            receivers=Receivers(facts=self._pump, pushes=self._rounds, first_values=self._initial),
             auth_key=config.auth_key,
             bounds=config.bounds,
         )
@@ -174,6 +177,7 @@ class _Run:
     ) -> int:
         async with trio.open_nursery() as nursery:
             await nursery.start(self._rounds.run)
+            await nursery.start(self._initial.run)
             self._begin()
             for task in (
                 self._pump.run,
@@ -216,7 +220,8 @@ class _Run:
     ) -> None:
         host, port = listeners[0].socket.getsockname()[:2]
         print(f"yeto syncer listens on {host}:{port}", flush=True)
-        log.info("profile of these settings: %s", merge_profile(self._start.state.config))
+        if self._start.state.config.require_profile is not None:
+            log.info("learners must state the profile %s", self._start.state.config.require_profile)
         if self._config.ready_file is not None:
             await trio.to_thread.run_sync(write_ready_file, self._config.ready_file, host, port)
         task_status.started(Address(host, port))

@@ -30,8 +30,8 @@ from yeto.state import (
     write_final_marker,
 )
 from yeto.syncer.config import SyncerConfig
-from yeto.syncer.group import Facts
 from yeto.syncer.pump import UNSTAMPED, Act
+from yeto.syncer.receivers import Facts
 from yeto.syncer.session import Session
 
 

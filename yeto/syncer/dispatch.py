@@ -97,7 +97,7 @@ class Orders:
         """Move tensors that the coordinator has just taken, before anything is done with them."""
         match event:
             case FragmentInitialised():
-                # Every further word about an initial value is that it was not taken.
+                # The only words about an initial value are that it was not taken.
                 taken = not any(isinstance(d, Ignored | LearnerRefused) for d in decisions)
                 self._session.settle(_member(event), event.fragment, taken=taken)
             case OuterStepApplied(finite=True):
@@ -119,7 +119,9 @@ class Orders:
                     if group is not None:
                         group.pull(decision.fragment, decision.step, decision.attempt)
             case PushRefused():
-                log.warning("%s", decision.why)
+                # To be late is ordinary; to send what no merge can use is not.
+                unusable = decision.declined or decision.resend
+                log.log(logging.WARNING if unusable else logging.INFO, "%s", decision.why)
                 if isinstance(event, PushReceived):
                     self._rounds.drop_push(decision.step, decision.attempt, _member(decision))
                 if decision.resend:
@@ -176,6 +178,8 @@ class Orders:
         assert opener is not None, "a group is registered before its HELLO is told"
         self._session.open(decision.terms, opener.hello.layout, opener.member)
         for group in self._registry.groups():
+            if group.manifest is not None:
+                self._session.offer_manifest(group.manifest)
             if group.hello.fingerprint == opener.hello.fingerprint and not self._session.fits(group.hello):
                 group.refuse("its HELLO states other sizes under the session's fingerprint", permanent=False)
 

@@ -4,6 +4,10 @@ Identity comes from the HELLO and from nowhere else: a message that names anothe
 Sizes come from the session, never from the peer: a push is offered to the coordinator by its header, and
 only an admitted one gets a buffer, which belongs to the attempt that wants it.
 
+Worst memory for one learner: one upload of each open attempt, and whatever it has left unfinished of ended
+ones (at most 64 messages, none above the largest fragment), 32 MiB of slices that overtook their first, and
+its outbox, which holds references to bytes that all outboxes share.
+
 Nothing a peer does here is an error of the syncer. Whatever ends the group becomes the reason of one
 ``learner_left``, and the run goes on.
 """
@@ -11,24 +15,17 @@ Nothing a peer does here is an error of the syncer. Whatever ends the group beco
 from __future__ import annotations
 
 import logging
-from typing import Protocol
 
 import trio
 
-from yeto.core.decisions import Decision, PushAdmitted
-from yeto.core.events import (
-    BudgetReported,
-    Event,
-    FinalAckReceived,
-    Heartbeat,
-    PushOffered,
-    UploadProgress,
-)
+from yeto.core.decisions import PushAdmitted
+from yeto.core.events import BudgetReported, FinalAckReceived, Heartbeat, PushOffered, UploadProgress
 from yeto.core.values import Member
 from yeto.errors import ProtocolError
 from yeto.link import FrameStream, Group, LinkClosed, Places
 from yeto.syncer.config import Bounds
 from yeto.syncer.pump import UNSTAMPED
+from yeto.syncer.receivers import Receivers
 from yeto.wire import messages
 from yeto.wire.contract import TrainingManifest
 from yeto.wire.frames import MessageType
@@ -54,35 +51,6 @@ from yeto.wire.striping import Buffer
 log = logging.getLogger("yeto.syncer")
 
 
-class Facts(Protocol):
-    """Where events go: the pump."""
-
-    async def tell(self, event: Event) -> None:
-        """Queue an event."""
-
-    async def ask(self, event: Event) -> tuple[Decision, ...]:
-        """Queue an event and return what was decided about it."""
-
-
-class Tensors(Protocol):
-    """Where tensors go: the rounds."""
-
-    def push_buffer(self, member: Member, head: PushHeader, size: int) -> Buffer | None:
-        """Return the buffer of an admitted push, owned by its attempt; None when that is gone."""
-
-    def push_arrived(self, member: Member, head: PushHeader, buffer: Buffer) -> None:
-        """Take a push that is there whole."""
-
-    def init_buffer(self, member: Member, head: InitHeader, size: int) -> Buffer | None:
-        """Return the buffer of an initial value; None when none is wanted."""
-
-    def init_arrived(self, member: Member, head: InitHeader, buffer: Buffer) -> None:
-        """Take an initial value that is there whole."""
-
-    def manifest_arrived(self, manifest: TrainingManifest) -> None:
-        """Take a training manifest that hashes to its learner's contract."""
-
-
 def outbox_bytes_max(sizes: TensorSizes) -> int:
     """Return the bound of what waits for one learner.
 
@@ -96,22 +64,22 @@ def outbox_bytes_max(sizes: TensorSizes) -> int:
 class LearnerGroup:
     """One generation of one learner, from its HELLO to its end."""
 
-    def __init__(
-        self, control: FrameStream, hello: Hello, *, facts: Facts, tensors: Tensors, bounds: Bounds
-    ) -> None:
+    def __init__(self, control: FrameStream, hello: Hello, *, receivers: Receivers, bounds: Bounds) -> None:
         """Make the group of a HELLO that was well formed and authentic."""
         self.hello = hello
         self.control = control
         self.member = Member(learner=hello.learner, generation=format_generation(hello.generation))
         self.address = control.peer
+        self.manifest: TrainingManifest | None = None
         self.ended = trio.Event()
         """Set when the group is over and its sockets are closed."""
         self.refusal: str | None = None
         """Why this side ended it; None when the peer or the network did."""
         self.finishing = False
         """Whether its last frame is on its way and it ends when the learner has read it."""
-        self._facts = facts
-        self._tensors = tensors
+        self._facts = receivers.facts
+        self._pushes = receivers.pushes
+        self._first_values = receivers.first_values
         self._bounds = bounds
         self._local_step = -1
         self._resends = 0
@@ -224,14 +192,15 @@ class LearnerGroup:
                     BudgetReported(at=UNSTAMPED, learner=learner, generation=generation, local_steps=steps)
                 )
             case MessageType.MANIFEST:
-                self._tensors.manifest_arrived(checked_manifest(self.hello, payload))
+                self.manifest = checked_manifest(self.hello, payload)
+                self._first_values.manifest_arrived(self.manifest)
             case _:
                 raise ProtocolError(f"{kind.name} is not a control message")
 
     async def _admit(self, kind: MessageType, head: TensorHead, size: int) -> Buffer | None:
         check_bounds(head, learner=self.member.learner)
         if isinstance(head, InitHeader):
-            return self._tensors.init_buffer(self.member, head, size)
+            return self._first_values.init_buffer(self.member, head, size)
         assert isinstance(head, PushHeader), f"{kind.name} is not legal towards a syncer"
         self._local_step = max(self._local_step, head.local_step)
         decisions = await self._facts.ask(
@@ -250,15 +219,15 @@ class LearnerGroup:
             )
         )
         if any(isinstance(decision, PushAdmitted) for decision in decisions):
-            return self._tensors.push_buffer(self.member, head, size)
+            return self._pushes.push_buffer(self.member, head, size)
         return None
 
     async def _deliver(self, kind: MessageType, head: TensorHead, buffer: Buffer) -> None:
         # Handed over, not awaited: this reader must see the next heartbeat while the tensor is examined.
         if isinstance(head, InitHeader):
-            self._tensors.init_arrived(self.member, head, buffer)
+            self._first_values.init_arrived(self.member, head, buffer)
         elif isinstance(head, PushHeader):
-            self._tensors.push_arrived(self.member, head, buffer)
+            self._pushes.push_arrived(self.member, head, buffer)
 
     async def _report_progress(self) -> None:
         """Tell of uploads that advanced since they were last looked at."""

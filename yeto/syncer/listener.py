@@ -23,8 +23,9 @@ from yeto.core.values import Member, SessionTerms
 from yeto.errors import ProtocolError
 from yeto.link import FrameStream, LinkClosed, set_socket_options
 from yeto.syncer.config import Bounds
-from yeto.syncer.group import Facts, LearnerGroup, Tensors, checked_manifest
+from yeto.syncer.group import LearnerGroup, checked_manifest
 from yeto.syncer.pump import UNSTAMPED
+from yeto.syncer.receivers import Receivers
 from yeto.syncer.registry import Registry
 from yeto.syncer.session import Session
 from yeto.wire.contract import TrainingManifest
@@ -48,16 +49,15 @@ class Listener:
         *,
         session: Session,
         registry: Registry,
-        facts: Facts,
-        tensors: Tensors,
+        receivers: Receivers,
         auth_key: bytes | None,
         bounds: Bounds,
     ) -> None:
         """Bring groups into ``registry`` and their facts to the pump."""
         self._session = session
         self._registry = registry
-        self._facts = facts
-        self._tensors = tensors
+        self._receivers = receivers
+        self._facts = receivers.facts
         self._auth_key = auth_key
         self._bounds = bounds
         self._strangers = 0
@@ -67,7 +67,11 @@ class Listener:
         if self._strangers >= self._bounds.pending_handshakes:
             log.warning("a connection was closed: %d others have not said who they are yet", self._strangers)
             return
-        set_socket_options(raw)
+        try:
+            set_socket_options(raw)
+        except OSError as error:
+            log.debug("a connection was lost before it was served: %s", error)
+            return
         # A TLS handshake would wrap the stream here, inside the same limits.
         stream = FrameStream(raw)
         self._strangers += 1
@@ -128,7 +132,7 @@ class Listener:
         if await stream.ended():
             # A dial that its learner has given up must not close the group of the next one.
             return None
-        group = LearnerGroup(stream, hello, facts=self._facts, tensors=self._tensors, bounds=self._bounds)
+        group = LearnerGroup(stream, hello, receivers=self._receivers, bounds=self._bounds)
         # Known before the coordinator hears of it, so that whatever it decides finds the group.
         registered = self._registry.add(group)
         decisions = await self._facts.ask(

@@ -15,39 +15,21 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
-import torch
 import trio
 from attrs import define, field
 
 from yeto.core import CoreConfig
 from yeto.core.decisions import AttemptOpened, CommitOrdered, MergeOrdered
-from yeto.core.events import (
-    FragmentInitialised,
-    MergeFailed,
-    MergeFinished,
-    OuterStepApplied,
-    PushReceived,
-)
+from yeto.core.events import MergeFailed, MergeFinished, OuterStepApplied, PushReceived
 from yeto.core.values import Member
 from yeto.errors import MergeError
 from yeto.link import new_buffer
-from yeto.merge import (
-    MergedGradient,
-    PushFacts,
-    PushInput,
-    apply_outer_step,
-    examine_push,
-    is_finite,
-    merge_fragment,
-    tensor_digest,
-)
+from yeto.merge import MergedGradient, PushFacts, PushInput, apply_outer_step, examine_push, merge_fragment
 from yeto.state import FragmentVersion
-from yeto.syncer.group import Facts
 from yeto.syncer.pump import UNSTAMPED
+from yeto.syncer.receivers import Facts
 from yeto.syncer.session import Session
-from yeto.wire import codecs
-from yeto.wire.contract import TrainingManifest
-from yeto.wire.messages import InitHeader, PushHeader
+from yeto.wire.messages import PushHeader
 from yeto.wire.striping import Buffer
 
 
@@ -176,19 +158,6 @@ class Rounds:
         if attempt is None or push is None or push.payload is not buffer:
             return  # its attempt ended while it was uploaded, and the tape says so
         self._start(attempt, lambda: self._examine(attempt, push, member, head))
-
-    def init_buffer(self, member: Member, head: InitHeader, size: int) -> Buffer | None:
-        """Return a buffer for an initial value; None unless this learner's HELLO opened the session."""
-        return new_buffer(size) if self._session.opener == member else None
-
-    def init_arrived(self, member: Member, head: InitHeader, buffer: Buffer) -> None:
-        """Decode an initial value; ``fragment_initialised`` follows."""
-        assert self._nursery is not None
-        self._nursery.start_soon(self._initialise, member, head, buffer)
-
-    def manifest_arrived(self, manifest: TrainingManifest) -> None:
-        """Keep it if it is the session's."""
-        self._session.offer_manifest(manifest)
 
     # Jobs.
 
@@ -334,38 +303,5 @@ class Rounds:
                 params_digest=version.params_digest if finite else None,
                 momentum_digest=version.momentum_digest if finite else None,
                 seconds=round(trio.current_time() - began, 6),
-            )
-        )
-
-    async def _initialise(self, member: Member, head: InitHeader, buffer: Buffer) -> None:
-        if self._session.opener != member:
-            return  # its session was released while it was uploaded
-        terms = self._session.require_terms()
-        codec = codecs.by_name(codecs.bulk_dtype(terms.stated.dtype))
-        numel = terms.layout.fragments[head.fragment].numel
-
-        def decode() -> tuple[FragmentVersion, bool]:
-            params = torch.from_numpy(codec.decode(buffer, numel))
-            momentum = torch.zeros(numel, dtype=torch.float32)
-            version = FragmentVersion(
-                fragment=head.fragment,
-                version=0,
-                params=params,
-                momentum=momentum,
-                params_digest=tensor_digest(params),
-                momentum_digest=tensor_digest(momentum),
-            )
-            return version, is_finite(params)
-
-        version, finite = await trio.to_thread.run_sync(decode, limiter=self._heavy, abandon_on_cancel=True)
-        self._session.stage(member, version)
-        await self._facts.tell(
-            FragmentInitialised(
-                at=UNSTAMPED,
-                learner=member.learner,
-                generation=member.generation,
-                fragment=head.fragment,
-                digest=version.params_digest,
-                finite=finite,
             )
         )

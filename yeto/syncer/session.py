@@ -52,6 +52,8 @@ class Session:
         self.manifest: TrainingManifest | None = None
         self.opener: Member | None = None
         """Whose HELLO fixed the terms, while its initial values are wanted."""
+        # Fragments of which no initial value is on its way yet.
+        self._missing: set[int] = set()
         # Values that were received and examined, and that the coordinator has not judged yet.
         self._staged: dict[tuple[Member, int], FragmentVersion] = {}
 
@@ -59,6 +61,7 @@ class Session:
         """Fix the terms; initial values are wanted from ``opener``."""
         self.terms = Terms.of(stated, hello_layout)
         self.opener = opener
+        self._missing = set(range(len(hello_layout.fragments)))
         self.store = FragmentStore(len(hello_layout.fragments))
 
     def restore(self, versions: tuple[FragmentVersion, ...], manifest: TrainingManifest | None) -> None:
@@ -91,6 +94,13 @@ class Session:
     def fragment_layout(self, fragment: int) -> FragmentLayout:
         """Return the layout of one fragment."""
         return self.require_terms().layout.fragments[fragment]
+
+    def expect(self, member: Member, fragment: int) -> bool:
+        """Whether an initial value is wanted; from now on no second one is, as the set is sent only once."""
+        wanted = member == self.opener and fragment in self._missing
+        if wanted:
+            self._missing.remove(fragment)
+        return wanted
 
     def stage(self, member: Member, version: FragmentVersion) -> None:
         """Hold an initial value until the coordinator has judged it."""

@@ -20,6 +20,8 @@ TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": " H
         ({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": " Ho "}]}, {}),
         ({"instruction": "Hi", "output": " Ho ", "input": ""}, {}),
         ({"instruction": "Hi", "output": " Ho "}, {"data_format": "alpaca"}),
+        ({"question": "Hi", "answer": " Ho "}, {}),
+        ({"question": "Hi", "answer": " Ho ", "split": "x"}, {"data_format": "qa"}),
         ({"question": "Hi", "answer": " Ho "}, {"columns": {"user": "question", "assistant": "answer"}}),
         ({"messages": TURNS, "conversations": None, "tools": None}, {}),
         ({"messages": TURNS, "conversations": []}, {"data_format": "openai"}),
@@ -144,5 +146,7 @@ def test_missing_columns_are_named():
         DataError, match=r"no column 'answer' \(--columns assistant=answer\); the row has question"
     ):
         messages({"question": "x"}, columns={"user": "question", "assistant": "answer"})
+    with pytest.raises(DataError, match="no column 'answer', which qa rows have"):
+        messages({"question": "x"}, data_format="qa")
     with pytest.raises(DataError, match="no column 'output', which alpaca rows have"):
         messages({"instruction": "x"}, data_format="alpaca")

@@ -118,8 +118,16 @@ class LearnerFlags:
     ]
     data_revision: Annotated[str | None, Parameter(group=_DATA)] = None
     """Branch, tag or commit of the data set."""
-    data_format: Annotated[Literal["auto", "openai", "sharegpt", "alpaca"], Parameter(group=_DATA)] = "auto"
-    """What a row looks like: messages, conversations, or instruction and output."""
+    data_format: Annotated[
+        Literal["auto", "openai", "sharegpt", "alpaca", "qa"],
+        Parameter(
+            group=_DATA,
+            help=(
+                "What a row looks like: messages (openai), conversations (sharegpt), instruction and output "
+                "(alpaca), question and answer (qa); auto takes the one whose columns are there."
+            ),
+        ),
+    ] = "auto"
     columns: Annotated[str | None, Parameter(group=_DATA)] = None
     """Take the messages from columns: user=question,assistant=answer, optionally system=…."""
     data_shard: Annotated[Literal["auto", "off"], Parameter(group=_DATA)] = "auto"

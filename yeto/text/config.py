@@ -30,7 +30,7 @@ class TextConfig:
     """Hugging Face data set id, file, folder, ``save_to_disk`` folder, or an fsspec URL."""
     data_revision: str | None = None
     data_format: str = "auto"
-    """``auto``, ``openai``, ``sharegpt`` or ``alpaca``."""
+    """``auto``, ``openai``, ``sharegpt``, ``alpaca`` or ``qa`` (question and answer columns)."""
     columns: str | None = None
     """``user=question,assistant=answer``: roles taken from columns, instead of ``data_format``."""
     data_shard: str = "auto"
@@ -81,7 +81,7 @@ class TextConfig:
     num_ranks: int = 1
 
     def __attrs_post_init__(self) -> None:
-        _choice("--data-format", self.data_format, ("auto", "openai", "sharegpt", "alpaca"))
+        _choice("--data-format", self.data_format, ("auto", "openai", "sharegpt", "alpaca", "qa"))
         _choice("--data-shard", self.data_shard, ("auto", "off"))
         _choice("--train-on", self.train_on, ("assistant", "all"))
         _choice("--assistant-mask-mode", self.assistant_mask_mode, ("native", "legacy"))

@@ -1,4 +1,4 @@
-"""The four shapes of a chat row, turned into one: a list of role/content messages and a list of tools.
+"""The shapes of a chat row, turned into one: a list of role/content messages and a list of tools.
 
 The rule: a row is understood completely or refused. A role we do not know, a value of the wrong type, a row
 that fits no format or several: each is an error that names file, row and message. Guessing would train on
@@ -57,7 +57,8 @@ def conversation(
         row: column name to value.
         origin: where the row stands, for error messages.
         data_format: ``openai`` (``messages``), ``sharegpt`` (``conversations``), ``alpaca``
-            (``instruction``, ``input``, ``output``), or ``auto`` for the one whose columns are there.
+            (``instruction``, ``input``, ``output``), ``qa`` (``question``, ``answer``), or ``auto`` for the
+            one whose columns are there.
         columns: role to column name, instead of a format.
 
     Raises:
@@ -82,6 +83,7 @@ def _detect(row: Mapping[str, Any], origin: str) -> str:
             ("openai", ("messages",)),
             ("sharegpt", ("conversations",)),
             ("alpaca", ("instruction", "output")),
+            ("qa", ("question", "answer")),
         )
         if all(column in row for column in columns)
     ]
@@ -91,7 +93,8 @@ def _detect(row: Mapping[str, Any], origin: str) -> str:
         raise DataError(f"{origin}: fits several formats ({', '.join(found)}); say which with --data-format")
     raise DataError(
         f"{origin}: columns {', '.join(sorted(row)) or '(none)'} fit no format: openai needs messages, "
-        "sharegpt conversations, alpaca instruction and output; for others, --columns user=…,assistant=…"
+        "sharegpt conversations, alpaca instruction and output, qa question and answer; for others, "
+        "--columns user=…,assistant=…"
     )
 
 
@@ -155,7 +158,16 @@ def _from_alpaca(row: Mapping[str, Any], origin: str) -> list[Message]:
     return [*system, {"role": "user", "content": question}, {"role": "assistant", "content": texts["output"]}]
 
 
-_READERS = {"openai": _from_openai, "sharegpt": _from_sharegpt, "alpaca": _from_alpaca}
+def _from_qa(row: Mapping[str, Any], origin: str) -> list[Message]:
+    messages = []
+    for role, column in (("user", "question"), ("assistant", "answer")):
+        if column not in row:
+            raise DataError(f"{origin}: no column {column!r}, which qa rows have")
+        messages.append({"role": role, "content": _text(row[column], f"{origin}: column {column}")})
+    return messages
+
+
+_READERS = {"openai": _from_openai, "sharegpt": _from_sharegpt, "alpaca": _from_alpaca, "qa": _from_qa}
 
 
 def _entries(row: Mapping[str, Any], column: str, origin: str) -> list[tuple[int, dict[str, Any], str]]:

@@ -19,7 +19,7 @@ import os
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any, Protocol
 
-import fsspec  # type: ignore[import-untyped]
+import fsspec
 from attrs import field, frozen
 
 from yeto.errors import DataError

@@ -1,0 +1,196 @@
+"""The main job as a user runs it: real processes, real sockets, a real (tiny) model."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from yeto.tape import replay
+from yeto.view.follow import TapeFollower
+from yeto.view.run import RunView
+
+SECONDS_MAX = 240
+"""Far more than a run takes; a hang fails here instead of at the end of everybody's patience."""
+
+pytestmark = pytest.mark.timeout(2 * SECONDS_MAX)
+
+
+def command(fixtures, run_dir, **flags):
+    """Return the command line of a small run; a flag that is None is left out, True is a switch."""
+    settings = {
+        "learners": 2,
+        "run_dir": run_dir,
+        "model": fixtures / "tiny-llama",
+        "data": fixtures / "chat" / "train.jsonl",
+        "eval_data": fixtures / "chat" / "heldout.jsonl",
+        "eval_rows": 16,
+        "fragments": 2,
+        "total_steps": 6,
+        "sync_interval_steps": 6,
+        "seq_len": 64,
+        "micro_batch_size": 2,
+        "inner_lr": 3e-3,
+        "stream_workers": 0,
+    } | flags
+    words = [sys.executable, "-m", "yeto", "run", "--role", "local"]
+    for name, value in settings.items():
+        flag = "--" + name.replace("_", "-")
+        words += [] if value is None else [flag] if value is True else [flag, str(value)]
+    return words
+
+
+def processes_of(run_dir):
+    """Return the processes whose command line names the folder of a run."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(run_dir) in word for word in process.info["cmdline"] or ())
+    ]
+
+
+@contextmanager
+def started(words, tmp_path):
+    """Start a run with its output in a file; end everything that belongs to it on the way out."""
+    output = tmp_path / "output.txt"
+    with output.open("wb") as file:
+        process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        yield process, output
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Watch:
+    """What the tape says while the run goes on."""
+
+    def __init__(self, run_dir, process, output):
+        self._follower = TapeFollower(run_dir / "events.jsonl")
+        self._process = process
+        self._output = output
+        self.view = RunView()
+
+    def until(self, condition):
+        deadline = time.monotonic() + SECONDS_MAX
+        while True:
+            for record in self._follower.poll():
+                self.view.feed(record)
+            if condition(self.view):
+                return self.view
+            assert self._process.poll() is None, self._output.read_text()
+            assert time.monotonic() < deadline, self._output.read_text()
+            time.sleep(0.05)
+
+
+def child(run_dir, *words):
+    """Return the child of a run whose command line has all these words."""
+    return next(p for p in processes_of(run_dir) if all(word in p.info["cmdline"] for word in words))
+
+
+def finished(process, output):
+    assert process.wait(timeout=SECONDS_MAX) == 0, output.read_text()
+    return output.read_text()
+
+
+def test_a_run_whose_children_are_killed_ends_with_a_better_verified_model(fixtures, tmp_path):
+    run_dir = tmp_path / "run"
+    words = command(fixtures, run_dir, quorum=1, wait_for=2, total_steps=14)
+    with started(words, tmp_path) as (process, output):
+        watch = Watch(run_dir, process, output)
+        watch.until(lambda view: view.step >= 3)
+        child(run_dir, "--role=syncer").send_signal(signal.SIGKILL)
+        committed = watch.until(lambda view: view.resumes == 1).step
+        # Nothing whose broadcast left may be gone: with a checkpoint after each commit, no commit is.
+        assert committed >= 3
+        watch.until(lambda view: view.step >= committed + 2)
+        child(run_dir, "--role=learner", "--learner-id=1").send_signal(signal.SIGKILL)
+        watch.until(lambda view: not view.learners[1].linked)
+        gone = watch.view.step
+        watch.until(lambda view: view.step > gone)
+        text = finished(process, output)
+    assert processes_of(run_dir) == []
+    verdict = replay(run_dir / "events.jsonl")
+    assert verdict.divergence is None
+    assert verdict.state.step == 14
+    base, tuned = (float(figure) for figure in re.findall(r"│ (?:base|fine-tuned) +│ +([\d.]+) │", text))
+    assert tuned < 0.8 * base
+    assert "verified: 56 tensors" in text
+    settings = json.loads((run_dir / "adapter" / "adapter_config.json").read_text())
+    assert settings["peft_type"] == "LORA"
+    assert settings["base_model_name_or_path"] == str(fixtures / "tiny-llama")
+
+
+def test_ctrl_c_leaves_a_checkpoint_that_resumes_and_exports(fixtures, tmp_path):
+    run_dir = tmp_path / "run"
+    with started(command(fixtures, run_dir, total_steps=400), tmp_path) as (process, output):
+        stopped_at = Watch(run_dir, process, output).until(lambda view: view.step >= 2).step
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=SECONDS_MAX) == 4, output.read_text()
+        assert "--resume" in output.read_text()
+    assert processes_of(run_dir) == []
+
+    # Everything is gone; the checkpoint alone gives the model.
+    export = [sys.executable, "-m", "yeto.cli.export", "--checkpoint", str(run_dir / "yeto-state.ckpt")]
+    export += ["--model", str(fixtures / "tiny-llama"), "--output-dir", str(tmp_path / "exported")]
+    done = subprocess.run(export, capture_output=True, text=True, timeout=SECONDS_MAX)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "exported" / "adapter_model.safetensors").exists()
+
+    words = command(fixtures, run_dir, resume=True, total_steps=stopped_at + 4)
+    with started(words, tmp_path) as (process, output):
+        text = finished(process, output)
+    assert "every decision follows from its events" in text
+    verdict = replay(run_dir / "events.jsonl")
+    assert verdict.divergence is None
+    assert verdict.state.step == stopped_at + 4
+    assert processes_of(run_dir) == []
+
+
+def test_killing_the_parent_leaves_no_child(fixtures, tmp_path):
+    run_dir = tmp_path / "run"
+    with started(command(fixtures, run_dir, total_steps=400), tmp_path) as (process, output):
+        Watch(run_dir, process, output).until(lambda view: view.config is not None)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        deadline = time.monotonic() + 60
+        while processes_of(run_dir):
+            assert time.monotonic() < deadline, "children outlived their parent"
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "named"),
+    [
+        ({"data": "/nowhere/rows.jsonl"}, 1, "/nowhere/rows.jsonl"),
+        ({"learners": 0}, 2, "--learners 0"),
+        ({"quorum": 3}, 2, "--quorum 3"),
+        ({"resume": True}, 2, "--resume: there is no run"),
+        ({"token_budget": 1000}, 2, "--total-steps and --token-budget"),
+        ({"merge_alpha": 1.5}, 2, "--merge-alpha 1.5"),
+    ],
+)
+def test_wrong_input_is_one_line_with_the_remedy(fixtures, tmp_path, flags, code, named):
+    run_dir = tmp_path / "run"
+    words = command(fixtures, run_dir, **flags)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS_MAX)
+    assert done.returncode == code, done.stderr
+    assert named in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert processes_of(run_dir) == []
+
+
+def test_a_folder_of_another_run_is_refused(fixtures, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    done = subprocess.run(
+        command(fixtures, tmp_path / "run"), capture_output=True, text=True, timeout=SECONDS_MAX
+    )
+    assert done.returncode == 2
+    assert "is not empty" in done.stderr

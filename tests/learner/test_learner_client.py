@@ -11,7 +11,7 @@ import trio
 from fake_syncer import fake_syncer
 from learner_fakes import Steps, TinyTask, config, eventually
 
-from yeto.errors import DataError, ProtocolError, YetoError
+from yeto.errors import DataError, YetoError
 from yeto.learner.app import Learner
 from yeto.learner.loop import InnerLoop
 from yeto.learner.progress import Progress
@@ -435,8 +435,10 @@ async def test_two_contents_of_one_version_are_fatal(learn):
         await link.expect_heartbeat(1)
         data = memoryview(np.full_like(inits[0], 9.0).tobytes())
         link.group.outbox.put(BroadcastHeader(fragment=0, version=0), data, order=(0, 1))
-        with pytest.raises(ProtocolError, match="version 0 came twice with different bytes"):
-            await run.expect_end()
+        outcome = await run.expect_end()
+        assert outcome.exit_code == 1
+        assert outcome.reason.startswith("fragment 0: version 0 came twice with different bytes")
+        assert run.task.saved == [run.settings.output_dir / "unmerged-0"]
 
 
 async def test_values_that_are_no_numbers_never_reach_the_weights(learn):
@@ -448,6 +450,19 @@ async def test_values_that_are_no_numbers_never_reach_the_weights(learn):
         assert np.isfinite(local(run, tensor_names(link)[0])).all()
         again.broadcast_all(0, inits)
         assert "fragment 0, version 1 holds values that are not finite" in run.output.getvalue()
+
+
+async def test_a_syncer_that_only_breaks_the_protocol_is_given_up(learn):
+    async with fake_syncer() as syncer, learn(syncer, free=True, give_up_seconds=0.2) as run:
+        link, inits = await seeded(syncer)
+        await link.expect_heartbeat(1)
+        while run.outcome is None:
+            link.broadcast(0, 1, np.full_like(inits[0], np.nan))
+            await link.expect_end()
+            with trio.move_on_after(1):
+                link = await syncer.connection()
+        assert run.outcome.exit_code == 4
+        assert "not finite" in run.outcome.reason
 
 
 async def test_an_error_of_the_training_thread_comes_out(learn):

@@ -9,6 +9,7 @@ from yeto.errors import ConfigError
 from yeto.learner.config import LearnerConfig
 from yeto.text.config import TextConfig
 
+
 def parse(*words, syncer="10.0.0.1:29400"):
     def keep(flags: LearnerFlags):
         return flags

@@ -21,7 +21,7 @@ import secrets
 import trio
 
 from yeto.errors import ProtocolError, YetoError
-from yeto.learner.connection import Connection, SessionReleased, Shared, SyncerRefused, close_all
+from yeto.learner.connection import Connection, PermanentFailure, SessionReleased, Shared, close_all
 from yeto.learner.identity import InitialFragment
 from yeto.learner.mailbox import STOPPED, Stop
 from yeto.learner.progress import Progress
@@ -31,8 +31,8 @@ from yeto.wire.legality import TensorSizes
 DIAL_SECONDS = 30.0
 """Most that one dial may take: all streams opened and introduced, over slow links and several addresses."""
 
-USEFUL_SECONDS = 30.0
-"""A connection that held for so long was good, even if the syncer had nothing to say yet."""
+USEFUL_SECONDS = 60.0
+"""A dial whose connection held until then was good, even if the syncer had nothing to say yet."""
 
 FINAL_PATIENCE_SECONDS = 60.0
 """How long SHUTDOWN is waited for after the final cut was acknowledged, from the last connect."""
@@ -79,36 +79,44 @@ class Client:
             self._be_patient()
 
     async def _stay_connected(self) -> None:
-        arrivals = self._shared.arrivals
         waits = backoff(self._rng)
         lost_at = trio.current_time()
-        was_useful = False
+        was_useful = was_broken = False
         while True:
             self._progress.link("connecting", self._shared.config.syncer)
             started = trio.current_time()
             end, was_heard = await self._connect_once()
             now = trio.current_time()
-            if was_heard or now - started >= DIAL_SECONDS + USEFUL_SECONDS:
+            is_broken = isinstance(end, ProtocolError)
+            # A syncer that sends what it must not, again and again, is as good as none.
+            if (was_heard or now - started >= USEFUL_SECONDS) and not (is_broken and was_broken):
                 waits, lost_at, was_useful = backoff(self._rng), now, True
-            if isinstance(end, SyncerRefused):
-                arrivals.stop(Stop(exit_code=1, reason=f"refused by the syncer: {end}"))
+            was_broken = is_broken
+            if self._is_over(end):
                 return
-            if isinstance(end, SessionReleased):
-                if self._has_cut:
-                    return
-                if self._shared.departures.budget_steps is None:
-                    reason = "the syncer ended the session before a final cut"
-                    arrivals.stop(Stop(exit_code=STOPPED, reason=reason))
-                    return
-                # The cut-off of a budget: the finish will want this learner's frozen weights.
             self._progress.link("down", str(end))
             limit = self._limit_seconds(was_useful)
             if now - lost_at >= limit:
-                arrivals.stop(self._given_up(was_useful, limit, end))
+                self._shared.arrivals.stop(self._given_up(was_useful, limit, end))
                 return
             if self._stop_requested and self._shared.departures.saved is not None:
                 self._be_patient()
             await trio.sleep(min(next(waits), max(0.0, lost_at + limit - now)))
+
+    def _is_over(self, end: YetoError) -> bool:
+        """Whether a connection that ended like this was the last one; tells the training thread why."""
+        if isinstance(end, PermanentFailure):
+            self._shared.arrivals.stop(Stop(exit_code=1, reason=str(end)))
+            return True
+        if isinstance(end, SessionReleased):
+            if self._has_cut:
+                return True
+            # After the cut-off of a budget, the finish will want this learner's frozen weights.
+            if self._shared.departures.budget_steps is None:
+                reason = "the syncer ended the session before a final cut"
+                self._shared.arrivals.stop(Stop(exit_code=STOPPED, reason=reason))
+                return True
+        return False
 
     async def _connect_once(self) -> tuple[YetoError, bool]:
         """Dial and exchange until the connection ends; return why, and whether anything was heard on it."""
@@ -116,7 +124,7 @@ class Client:
         try:
             with trio.move_on_after(DIAL_SECONDS):
                 connection = await self._dial()
-        except (LinkClosed, ProtocolError, SyncerRefused) as error:
+        except (LinkClosed, ProtocolError, PermanentFailure) as error:
             return error, False
         if connection is None:
             return LinkClosed(f"no connection within {DIAL_SECONDS:.0f} s"), False

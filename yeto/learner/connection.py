@@ -52,7 +52,7 @@ REFUSAL_SECONDS = 2.0
 """How long the reason of a failed introduction is looked for."""
 
 
-class SyncerRefused(YetoError):
+class PermanentFailure(YetoError):
     """The syncer said ERROR, or contradicted itself: nothing that a new connection would mend."""
 
 
@@ -88,7 +88,7 @@ class Connection:
     def __init__(
         self, shared: Shared, generation: int, streams: tuple[FrameStream, ...], sizes: TensorSizes
     ) -> None:
-        """Make the group of dialled streams; ``run`` says HELLO on them."""
+        """Make the group of dialled streams; ``introduce`` says HELLO on them."""
         config = shared.config
         self._shared = shared
         self._streams = streams
@@ -125,7 +125,7 @@ class Connection:
 
         Raises:
             LinkClosed: the connection ended.
-            SyncerRefused: it ended because the syncer refuses this learner.
+            PermanentFailure: it ended because the syncer refuses this learner.
         """
         shared, config = self._shared, self._shared.config
         control, *data = self._streams
@@ -149,7 +149,7 @@ class Connection:
             self._places.control.check(header)
             if header.type is MessageType.ERROR:
                 text = await control.read_exact(header.length, "an ERROR")
-                raise SyncerRefused(ErrorMessage.decode(text).text)
+                raise refusal(text)
 
     async def run(self, initial: tuple[InitialFragment, ...]) -> YetoError:
         """Exchange until the connection ends.
@@ -158,7 +158,7 @@ class Connection:
             initial: fragments to send as INIT, in order; empty when the syncer has them.
 
         Returns:
-            Why it ended: ``LinkClosed`` or ``ProtocolError`` (dial again), ``SyncerRefused`` or
+            Why it ended: ``LinkClosed`` or ``ProtocolError`` (dial again), ``PermanentFailure`` or
             ``SessionReleased`` (do not).
         """
         self._shared.arrivals.begin_generation(self.generation)
@@ -237,7 +237,7 @@ class Connection:
                 self._manifest = FinalManifest.decode(payload)
                 self._complete_cut()
             case MessageType.ERROR:
-                raise SyncerRefused(ErrorMessage.decode(payload).text)
+                raise refusal(payload)
             case MessageType.SHUTDOWN:
                 raise SessionReleased("the syncer ended the session")
             case _:
@@ -258,7 +258,7 @@ class Connection:
             try:
                 self._shared.arrivals.put_broadcast(broadcast)
             except ProtocolError as error:
-                raise SyncerRefused(str(error)) from error
+                raise PermanentFailure(str(error)) from error
             self.anchored.add(head.fragment)
         elif isinstance(head, FinalFragmentHeader):
             self._final[head.fragment] = await trio.to_thread.run_sync(
@@ -301,6 +301,11 @@ class Connection:
         self._final.clear()
         self._cut = evolve(cut, values=())
         self._shared.arrivals.put_final(cut)
+
+
+def refusal(payload: bytes) -> PermanentFailure:
+    """Return what an ERROR means for this learner."""
+    return PermanentFailure(f"refused by the syncer: {ErrorMessage.decode(payload).text}")
 
 
 async def close_all(streams: tuple[FrameStream, ...]) -> None:

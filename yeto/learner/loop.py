@@ -10,7 +10,7 @@ without input gradients) would be merged for days without ever having moved.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 
 import torch
 from attrs import frozen
@@ -130,6 +130,11 @@ class InnerLoop:
         return StepResult(
             loss=loss, targets=targets, tokens=tokens, learning_rate=rate, gradient_norm=float(norm)
         )
+
+    def close(self) -> None:
+        """Let go of the data, with the processes that may stand behind it."""
+        if isinstance(self._batches, Generator):
+            self._batches.close()
 
     def _next_group(self, interrupted: Callable[[], bool]) -> list[Batch] | None:
         """Return the next accumulation group that has a target; None when interrupted."""

@@ -263,14 +263,19 @@ class Progress:
         now = time.monotonic()
         if self._live is None and now - self._last_line >= PLAIN_LINE_SECONDS:
             self._last_line = now
-            print(self.line(), file=self._stream, flush=True)
+            self._print(self.line())
 
     def _say(self, text: str) -> None:
         line = f"learner {self._learner_id}: {text}"
         if self._live is not None:
             self._live.console.print(line, markup=False, highlight=False)
         else:
-            print(line, file=self._stream, flush=True)
+            self._print(line)
+
+    def _print(self, line: str) -> None:
+        # One write, or the lines of two threads run into each other.
+        self._stream.write(line + "\n")
+        self._stream.flush()
 
     def _rate(self) -> float:
         if len(self._recent) < 2:

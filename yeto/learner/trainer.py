@@ -18,6 +18,7 @@ import torch
 from attrs import evolve, frozen
 from torch import nn
 
+from yeto.errors import ProtocolError
 from yeto.layout import build_layout, embedding_advice
 from yeto.learner.anchors import Broadcast, FragmentBook, Receipt, Taken
 from yeto.learner.boundary import Boundary
@@ -82,7 +83,7 @@ class Trainer:
             How it ended.
 
         Raises:
-            YetoError: the task cannot be loaded or trained, or the syncer contradicts itself.
+            YetoError: the task cannot be loaded or trained.
         """
         if self._config.torch_threads is not None:
             torch.set_num_threads(self._config.torch_threads)
@@ -92,6 +93,8 @@ class Trainer:
         self.is_loaded = True
         cut = self._train()
         outcome = self._leave() if cut is None else self._finish(cut)
+        with self._stopwatch.section("closing"):
+            self._loop.close()
         self._progress.ended(
             outcome.exit_code,
             outcome.reason,
@@ -137,7 +140,7 @@ class Trainer:
             self._on_ready(self._identify(layout))
 
     def _announce(self, layout: Layout, parameters: Mapping[str, nn.Parameter]) -> None:
-        facts = ", ".join(f"{name} {value}" for name, value in self._task.describe().items())
+        facts = ", ".join(f"{name} {_plain(value)}" for name, value in self._task.describe().items())
         trained = sum(parameter.numel() for parameter in parameters.values())
         self._progress.notice(
             f"training {trained:,} parameters in {len(parameters)} tensors, {len(layout.fragments)} fragments"
@@ -166,8 +169,7 @@ class Trainer:
         started = not config.has_syncer
         while True:
             if config.has_syncer:
-                with self._stopwatch.section("boundary"):
-                    cut = self._boundary.cross(loop.steps)
+                cut = self._cross()
                 if cut is not None:
                     return cut
             if self._arrivals.stopping:
@@ -192,6 +194,15 @@ class Trainer:
                 self._arrivals.stop(Stop(exit_code=STOPPED, reason=reason))
                 return None
             self._step()
+
+    def _cross(self) -> FinalCut | None:
+        """Cross the boundary; a syncer that contradicts itself is a reason to stop."""
+        try:
+            with self._stopwatch.section("boundary"):
+                return self._boundary.cross(self._loop.steps)
+        except ProtocolError as error:
+            self._arrivals.stop(Stop(exit_code=1, reason=str(error)))
+            return None
 
     def _step(self) -> None:
         result = self._loop.step(self._interrupted)
@@ -290,3 +301,8 @@ class Trainer:
     def _save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._task.save(folder)
+
+
+def _plain(value: object) -> str:
+    """Return a fact as people write it: a list as its items."""
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

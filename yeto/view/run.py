@@ -144,7 +144,7 @@ class RunView:
             self.learner(learner)
 
     def _commit(self, merge: RoundCommitted) -> None:
-        self.step = merge.step
+        self.step, self.why = merge.step, merge.why
         self.open_rounds.pop(merge.step, None)
         self._commit_times.append(self.at)
         for responder in merge.responders:

@@ -72,10 +72,9 @@ def may_open(state: Fields) -> bool:
     """Whether only the throttle can still hold the next round back."""
     if state.phase is not Phase.RUNNING or len(state.rounds) >= state.depth:
         return False
-    step = state.step + len(state.rounds) + 1
-    if step > state.target or len(state.current) < state.quorum:
+    if state.next_step > state.target or len(state.current) < state.quorum:
         return False
-    fragment = (step - 1) % len(state.versions)
+    fragment = state.fragment_of(state.next_step)
     return state.versions[fragment] == state.broadcast[fragment]
 
 
@@ -88,7 +87,7 @@ def opening_time(state: Fields) -> float | None:
 
 
 def _open_attempt(draft: Draft, step: int, discarded: Round | None) -> None:
-    fragment = (step - 1) % draft.num_fragments
+    fragment = draft.fragment_of(step)
     attempt = 1 if discarded is None else discarded.attempt + 1
     deadline = moment(draft.at + draft.config.quorum_timeout_seconds)
     sweep = draft.is_sweep(step)

@@ -40,8 +40,7 @@ def on_push_offered(draft: Draft, event: PushOffered) -> None:
     if round_ is None:
         _refuse(draft, event, None, "out_of_round", "no open attempt of that round and fragment")
         return
-    member = round_.members.get(learner)
-    if member is None or member.generation != event.generation or learner in round_.gone:
+    if _is_outsider(round_, event):
         _refuse(draft, event, round_, "unexpected_member", "not a member of the attempt, or no longer")
         return
     staleness = max(round_.base_version - event.base_version, 0)
@@ -87,11 +86,9 @@ def _admit(draft: Draft, event: PushOffered, round_: Round, staleness: int) -> N
 
 def on_upload_progress(draft: Draft, event: UploadProgress) -> None:
     """An upload advanced: hold the quorum deadline back, up to a bound."""
-    round_ = draft.find(event.step)
+    round_ = draft.find_gathering(event.step, event.attempt)
     if (
         round_ is None
-        or round_.status is not Status.GATHERING
-        or round_.attempt != event.attempt
         or event.learner not in round_.uploads
         or round_.members[event.learner].generation != event.generation
     ):
@@ -118,8 +115,7 @@ def on_push_received(draft: Draft, event: PushReceived) -> None:
     if round_ is None:
         _refuse(draft, event, None, "out_of_round", "its attempt closed while it was uploaded")
         return
-    member = round_.members.get(learner)
-    if member is None or member.generation != event.generation or learner in round_.gone:
+    if _is_outsider(round_, event):
         _refuse(draft, event, round_, "unexpected_member", "not a member of the attempt, or no longer")
         return
     if learner in round_.answers:
@@ -254,12 +250,11 @@ def _link(draft: Draft, learner: int, generation: str) -> Link | None:
 
 def _gathering(draft: Draft, event: PushOffered | PushReceived) -> Round | None:
     """The open attempt that a push names, or None."""
-    round_ = draft.find(event.step)
-    if (
-        round_ is None
-        or round_.status is not Status.GATHERING
-        or round_.attempt != event.attempt
-        or round_.fragment != event.fragment
-    ):
-        return None
-    return round_
+    round_ = draft.find_gathering(event.step, event.attempt)
+    return round_ if round_ is not None and round_.fragment == event.fragment else None
+
+
+def _is_outsider(round_: Round, event: PushOffered | PushReceived) -> bool:
+    """Whether the sender is no frozen member of the attempt, or one that nobody waits for any more."""
+    member = round_.members.get(event.learner)
+    return member is None or member.generation != event.generation or event.learner in round_.gone

@@ -204,13 +204,8 @@ def _excuse(draft: Draft, sealed: Round, missed: tuple[int, ...]) -> None:
 
 def on_grace_elapsed(draft: Draft, event: GraceElapsed) -> None:
     """The grace of an attempt is over: it seals with what is there."""
-    round_ = draft.find(event.step)
-    if (
-        round_ is None
-        or round_.status is not Status.GATHERING
-        or round_.attempt != event.attempt
-        or round_.grace_deadline is None
-    ):
+    round_ = draft.find_gathering(event.step, event.attempt)
+    if round_ is None or round_.grace_deadline is None:
         draft.ignore(event, "late", f"round {event.step} attempt {event.attempt} is in no grace")
     elif draft.at < round_.grace_deadline:
         draft.ignore(event, "early", f"the grace of round {event.step} ends at {round_.grace_deadline:g} s")
@@ -220,8 +215,8 @@ def on_grace_elapsed(draft: Draft, event: GraceElapsed) -> None:
 
 def on_quorum_deadline(draft: Draft, event: QuorumDeadlinePassed) -> None:
     """The quorum deadline of an attempt passed."""
-    round_ = draft.find(event.step)
-    if round_ is None or round_.status is not Status.GATHERING or round_.attempt != event.attempt:
+    round_ = draft.find_gathering(event.step, event.attempt)
+    if round_ is None:
         draft.ignore(event, "late", f"round {event.step} attempt {event.attempt} is not gathering")
     elif draft.at < round_.deadline:
         draft.ignore(event, "early", f"the deadline of round {event.step} is at {round_.deadline:g} s")

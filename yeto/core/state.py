@@ -303,6 +303,10 @@ class Fields:
         """The round that opens next."""
         return self.step + len(self.rounds) + 1
 
+    def fragment_of(self, step: int) -> int:
+        """The fragment that round ``step`` works on: they take turns."""
+        return (step - 1) % self.num_fragments
+
     def is_sweep(self, step: int) -> bool:
         """Whether round ``step`` belongs to the closing sweep."""
         if self.config.budget_finish:
@@ -321,6 +325,13 @@ class Fields:
         """The open round ``step``, or None."""
         index = step - self.step - 1
         return self.rounds[index] if 0 <= index < len(self.rounds) else None
+
+    def find_gathering(self, step: int, attempt: int) -> Round | None:
+        """The open round ``step`` if just this attempt of it still takes answers, or None."""
+        round_ = self.find(step)
+        if round_ is None or round_.status is not Status.GATHERING or round_.attempt != attempt:
+            return None
+        return round_
 
 
 @frozen(kw_only=True, slots=False)

@@ -23,8 +23,6 @@ from yeto.errors import CoordinatorError
 
 _ALIVE = frozenset(Phase) - {Phase.ENDED}
 _GATHERING = frozenset({Phase.RUNNING, Phase.STOPPING})
-_COMMITTING = _GATHERING | {Phase.BUDGET}
-_INITIALISED = _ALIVE - {Phase.PROVISIONAL}
 _BEFORE_CUT = _ALIVE - {Phase.FINALISING, Phase.STOPPING}
 _OPENING = frozenset({Phase.RUNNING})
 

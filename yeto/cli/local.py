@@ -207,10 +207,14 @@ class _Fleet:
     async def _show(self) -> None:
         """Keep the view up to date: redrawn on a terminal, a line now and then elsewhere."""
         if not sys.stdout.isatty():
+            said = ""
             while True:
                 await trio.sleep(PLAIN_LINE_SECONDS)
                 self._look()
-                self._run.say(plain_line(self._view, self._pulses))
+                line = plain_line(self._view, self._pulses)
+                if line != said:
+                    self._run.say(line)
+                said = line
         from rich.live import Live
 
         with Live(table(self._view, self._pulses), auto_refresh=False) as live:

@@ -74,11 +74,12 @@ class LearnerPulse:
 
 
 def headline(run: RunView) -> str:
-    """Return one line: rounds done, time left, what is going on."""
+    """Return one line: rounds done and time left, or what else is going on."""
     total = "?" if run.total_steps is None else run.total_steps
     left = run.seconds_left()
-    eta = "" if left is None or run.phase != "rounds" else f", {duration(left)} left"
-    return f"round {run.step}/{total}{eta}, {run.why or 'starting'}"
+    if run.phase != "rounds":
+        return f"round {run.step}/{total}, {run.why or 'starting'}"
+    return f"round {run.step}/{total}, " + ("time left unknown" if left is None else f"{duration(left)} left")
 
 
 def plain_line(run: RunView, pulses: Mapping[int, LearnerPulse]) -> str:
@@ -97,7 +98,13 @@ def table(run: RunView, pulses: Mapping[int, LearnerPulse]) -> Table:
     """Return the table that is redrawn on a terminal."""
     from rich.table import Table
 
-    result = Table(title=headline(run), title_justify="left", title_style="")
+    result = Table(
+        title=headline(run),
+        title_justify="left",
+        title_style="",
+        caption=run.why,
+        caption_justify="left",
+    )
     result.add_column("learner")
     for column in ("state", "local step", "loss", "tokens/s", "merges", "staleness", "contribution"):
         result.add_column(column, justify="right")

@@ -7,15 +7,15 @@ manifests written before the field existed stay readable.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 import attrs
 from cattrs import BaseValidationError, Converter, transform_error
 from cattrs.errors import ForbiddenExtraKeysError
 from cattrs.gen import make_dict_structure_fn
+
+from yeto.wire import strictjson
 
 T = TypeVar("T")
 
@@ -31,10 +31,8 @@ def parse_json(data: bytes) -> Any:
         NotStrict: it is none, or has doubled keys, NaN or an infinite number.
     """
     try:
-        return json.loads(
-            data, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite
-        )
-    except (ValueError, RecursionError) as error:
+        return strictjson.parse_json(data)
+    except ValueError as error:
         raise NotStrict(f"no strict JSON: {error}") from error
 
 
@@ -55,24 +53,6 @@ def structure(value: object, cls: type[T]) -> T:
 
 class _Refused(Exception):
     """A value that the border does not let through."""
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("an object has the same key twice")
-    return result
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is too large for a number")
-    return value
 
 
 def _exactly(kind: type[Any]) -> Callable[[object, object], Any]:

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, NoReturn, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 from attrs import frozen
 
@@ -26,6 +25,7 @@ from yeto.wire.frames import BytesLike, MessageType
 from yeto.wire.layout import FragmentLayout, Layout, MergeMode, TensorSpec
 from yeto.wire.legality import MANIFEST_BYTES_MAX
 from yeto.wire.messages import FRAGMENT_NUMEL_MAX
+from yeto.wire.strictjson import parse_json
 
 JSON: TypeAlias = bool | int | float | str | list[Any] | dict[str, Any] | None
 """A parsed JSON value."""
@@ -209,12 +209,7 @@ def _refuse_floats(value: JSON, path: str) -> None:
 
 def _strict_json(payload: BytesLike) -> object:
     try:
-        value: object = json.loads(
-            str(payload, "utf-8"),
-            object_pairs_hook=_unique_keys,
-            parse_constant=_refuse_constant,
-            parse_float=_finite,
-        )
+        value: object = parse_json(payload)
         # Escapes can spell half a surrogate pair, which is text that nothing can write again.
         json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -222,24 +217,6 @@ def _strict_json(payload: BytesLike) -> object:
         raise ProtocolError(f"MANIFEST: no strict JSON ({reason})") from error
     if _deeper_than(value, DEPTH_MAX):
         raise ProtocolError(f"MANIFEST: nested too deeply, at most {DEPTH_MAX} levels are allowed")
-    return value
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("an object has the same key twice")
-    return result
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is too large for a number")
     return value
 
 

@@ -27,7 +27,6 @@ from yeto.wire.messages import (
     PushHeader,
     Shutdown,
     check_bounds,
-    encode_frame,
     format_generation,
 )
 
@@ -38,6 +37,12 @@ CHUNK = ChunkHeader(message_id=0, total=69, offset=0)
 def frame(name, fixtures):
     fields = json.loads((fixtures / "wire" / "messages.json").read_text(encoding="utf-8"))[name]
     return bytes.fromhex("".join(fields))
+
+
+def encode_frame(message, tensor_bytes=0):
+    """Return frame header and payload, up to where a tensor starts."""
+    payload = message.encode()
+    return encode_header(message.TYPE, len(payload) + tensor_bytes) + payload
 
 
 def example_frame(name):

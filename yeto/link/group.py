@@ -33,10 +33,7 @@ from yeto.wire.messages import TENSOR_HEADS
 from yeto.wire.striping import Assembler
 
 HEARTBEAT_SECONDS: Final = 5.0
-"""Between two heartbeats; three are missed before anyone is taken for dead."""
-
-SILENCE_SECONDS: Final = 15.0
-"""Without any byte on the control stream a learner is taken for dead."""
+"""Between two heartbeats. Whoever watches for silence should let three of them be missed."""
 
 LINGER_SECONDS: Final = 5.0
 """Most that an orderly end waits for the peer, for each of its two steps."""

@@ -18,7 +18,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from yeto.merge.chunks import TensorSource, combine, norm, product_sum, require_f32
+from yeto.merge.chunks import Source, TensorSource, combine, norm, product_sum, require_f32
 
 COSINE_OK: Final = 0.2
 SHRINK: Final = 0.5
@@ -91,9 +91,9 @@ def correct_delta(delta: Tensor, momentum: Tensor) -> Tensor:
     if decided is None:
         return delta.detach().clone()
     corrected = torch.empty(delta.shape, dtype=torch.float32)
-    terms = [
+    terms: list[tuple[Source, float]] = [
         (TensorSource(delta), decided.delta_scale),
         (TensorSource(momentum), decided.momentum_scale),
     ]
-    combine(corrected.view(-1), 0, list(terms))
+    combine(corrected.view(-1), 0, terms)
     return corrected

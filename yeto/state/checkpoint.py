@@ -126,15 +126,7 @@ def manifest_of(checkpoint: Checkpoint) -> Manifest:
             )
             for version, part in zip(checkpoint.fragments, layout.fragments, strict=True)
         ),
-        ledger=tuple(
-            LedgerEntry(
-                learner=entry.learner,
-                merges=entry.merges,
-                c_steps=entry.c_steps,
-                c_tokens=entry.c_tokens,
-            )
-            for entry in sorted(checkpoint.ledger, key=lambda entry: entry.learner)
-        ),
+        ledger=tuple(sorted(checkpoint.ledger, key=lambda entry: entry.learner)),
         settings=checkpoint.settings,
         tape_file=checkpoint.tape_file,
         tape_seq=checkpoint.tape_seq,

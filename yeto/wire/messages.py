@@ -25,7 +25,6 @@ from yeto.wire.frames import (
     WAN_STREAMS_MAX,
     BytesLike,
     MessageType,
-    encode_header,
 )
 from yeto.wire.reader import Reader
 
@@ -357,17 +356,6 @@ TENSOR_HEADS: Final[Mapping[MessageType, type[TensorHead]]] = {
     head.TYPE: head for head in (InitHeader, PushHeader, BroadcastHeader, FinalFragmentHeader)
 }
 """Head class of each message that carries a tensor."""
-
-
-def encode_frame(message: FixedMessage | FinalManifest | ErrorMessage, tensor_bytes: int = 0) -> bytes:
-    """Return frame header and payload, up to where the tensor starts.
-
-    Args:
-        message: any message but HELLO and the training manifest.
-        tensor_bytes: size of the tensor that the caller sends right behind; part of the frame's length.
-    """
-    payload = message.encode()
-    return encode_header(message.TYPE, len(payload) + tensor_bytes) + payload
 
 
 def check_bounds(

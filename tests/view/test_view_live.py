@@ -5,8 +5,10 @@ import pytest
 from recorded_run import record, record_with_restart
 from rich.console import Console
 
+from yeto.core.decisions import LearnerRefused
+from yeto.core.events import LearnerLeft
 from yeto.errors import TapeError
-from yeto.tape import Summary, find_restarts, read
+from yeto.tape import Record, Summary, find_restarts, read
 from yeto.view.follow import TapeFollower
 from yeto.view.live import JsonLog, LearnerPulse, duration, plain_line, table
 from yeto.view.run import RunView
@@ -45,12 +47,24 @@ def test_the_view_tells_the_numbers_of_the_replay(name, request):
     assert view.exit_code == 0
     assert view.step == view.total_steps
     for learner, theirs in told["learners"].items():
-        mine = view.learners[int(learner)]
-        assert (mine.merges, mine.c_steps, mine.c_tokens) == (
-            theirs["merges"],
-            theirs["c_steps"],
-            theirs["c_tokens"],
-        )
+        assert view.learners[int(learner)].merges == theirs["merges"]
+    # A restart begins the shares anew; without one they are the replay's.
+    shares = [view.contribution(learner) for learner in view.learners]
+    assert sum(shares) == pytest.approx(1.0)
+    if name == "tape":
+        assert shares == [pytest.approx(theirs["contribution"]) for theirs in told["learners"].values()]
+
+
+def test_strangers_get_no_place(tape):
+    view = fold(tape)
+    known = set(view.learners)
+    at = view.at
+    for body in (
+        LearnerRefused(learner=4_000_000_000, generation="aa", reason="learner_out_of_range", why="too high"),
+        LearnerLeft(at=at, learner=4_000_000_000, generation="aa", reason="gone"),
+    ):
+        view.feed(Record(seq=0, at=at, kind=body.kind, because=None, body=body))
+    assert set(view.learners) == known
 
 
 def test_following_gives_each_record_once_and_waits_for_a_torn_one(tape, tmp_path):

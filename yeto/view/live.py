@@ -110,7 +110,7 @@ def table(run: RunView, pulses: Mapping[int, LearnerPulse]) -> Table:
         result.add_column(column, justify="right")
     for learner, pulse in sorted(pulses.items()):
         view = run.learner(learner)
-        share = view.contribution / run.step if run.step else 0.0
+        share = run.contribution(learner)
         result.add_row(
             str(learner),
             _state(view, pulse),
@@ -119,7 +119,7 @@ def table(run: RunView, pulses: Mapping[int, LearnerPulse]) -> Table:
             "-" if pulse.tokens_per_second is None else f"{pulse.tokens_per_second:,.0f}",
             str(view.merges),
             "-" if view.staleness is None else str(view.staleness),
-            f"{share:.0%}",
+            "-" if share is None else f"{share:.0%}",
         )
     return result
 

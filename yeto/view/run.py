@@ -1,8 +1,8 @@
 """A run as a person sees it: a fold of the tape, record by record, and nothing else.
 
 Because nothing but the tape goes in, the same fold serves a running, a finished and a crashed run, here or on
-a copy of the file elsewhere. Memory is bounded by learners, fragments and open rounds, never by the length of
-the run.
+a copy of the file elsewhere. Memory is bounded by the learners that take part, never by the length of the run
+or by who knocked.
 """
 
 from __future__ import annotations
@@ -18,21 +18,12 @@ from yeto.core.decisions import (
     AttemptSealed,
     FinalCutOrdered,
     GraceOpened,
-    LearnerRefused,
-    PushRefused,
     RoundCommitted,
     RoundsStarted,
     SessionEnded,
     SessionEnding,
 )
-from yeto.core.events import (
-    CheckpointWritten,
-    Heartbeat,
-    LearnerJoined,
-    LearnerLeft,
-    PushOffered,
-    SessionResumed,
-)
+from yeto.core.events import LearnerJoined, LearnerLeft, SessionResumed
 from yeto.tape import Header, Record
 
 PACE_COMMITS = 32
@@ -45,17 +36,11 @@ class LearnerView:
     """One learner's part in the run."""
 
     linked: bool = False
-    local_step: int = 0
     merges: int = 0
-    c_steps: int = 0
-    c_tokens: int = 0
     contribution: float = 0.0
-    """Sum over committed rounds of its share of the applied weights."""
+    """Sum over the rounds committed since this start of its share of the applied weights."""
     staleness: int | None = None
     """Of its last merged push."""
-    missed: int = 0
-    """Committed rounds of this start that did not wait for it."""
-    refused: int = 0
 
 
 @define
@@ -71,12 +56,8 @@ class RunView:
     why: str = ""
     """The coordinator's last sentence about what it is doing."""
     learners: dict[int, LearnerView] = Factory(dict)
-    open_rounds: dict[int, str] = Factory(dict)
-    checkpoint_step: int | None = None
-    attempts: int = 0
-    discarded: int = 0
-    resumes: int = 0
-    refusals: dict[str, int] = Factory(dict)
+    moved: int = 0
+    """Rounds committed since this start that moved anything: what contributions are shares of."""
     _commit_times: deque[float] = Factory(lambda: deque(maxlen=PACE_COMMITS))
 
     def feed(self, record: Record) -> None:
@@ -90,31 +71,15 @@ class RunView:
                 self._resume(body)
             case LearnerJoined():
                 self.learner(body.learner).linked = True
-            case LearnerLeft():
-                self.learner(body.learner).linked = False
-            case Heartbeat() | PushOffered():
-                self.learner(body.learner).local_step = body.local_step
-            case CheckpointWritten():
-                self.checkpoint_step = body.step
+            case LearnerLeft() if body.learner in self.learners:
+                self.learners[body.learner].linked = False
             case RoundsStarted():
                 self.phase, self.why = "rounds", body.why
-            case AttemptOpened():
-                self.attempts += 1
-                self.open_rounds[body.step] = self.why = body.why
-            case GraceOpened() | AttemptSealed():
-                self.open_rounds[body.step] = self.why = body.why
-            case AttemptDiscarded():
-                self.discarded += 1
-                self.open_rounds.pop(body.step, None)
-                self.why = body.why
-            case PushRefused() | LearnerRefused():
-                self.refusals[body.reason] = self.refusals.get(body.reason, 0) + 1
-                self.learner(body.learner).refused += 1
             case RoundCommitted():
                 self._commit(body)
             case SessionEnding():
                 self.phase, self.why = body.phase, body.why
-            case FinalCutOrdered():
+            case AttemptOpened() | GraceOpened() | AttemptSealed() | AttemptDiscarded() | FinalCutOrdered():
                 self.why = body.why
             case SessionEnded():
                 self.phase, self.exit_code, self.why = "ended", body.exit_code, body.why
@@ -124,6 +89,10 @@ class RunView:
     def learner(self, learner: int) -> LearnerView:
         """Return the view of one learner, made on first mention."""
         return self.learners.setdefault(learner, LearnerView())
+
+    def contribution(self, learner: int) -> float | None:
+        """Return a learner's mean share in the rounds of this start that moved anything; None without any."""
+        return self.learner(learner).contribution / self.moved if self.moved else None
 
     @property
     def total_steps(self) -> int | None:
@@ -145,27 +114,21 @@ class RunView:
 
     def _commit(self, merge: RoundCommitted) -> None:
         self.step, self.why = merge.step, merge.why
-        self.open_rounds.pop(merge.step, None)
+        self.moved += not merge.no_op
         self._commit_times.append(self.at)
         for responder in merge.responders:
             view = self.learner(responder.learner)
             view.merges += 1
-            view.c_steps += responder.c_steps
-            view.c_tokens += responder.c_tokens
             view.contribution += responder.contribution
             view.staleness = responder.staleness
-        for learner in merge.missed:
-            self.learner(learner).missed += 1
 
     def _resume(self, event: SessionResumed) -> None:
         """Begin a new timeline: commits above its step are superseded, the ledger is the checkpoint's."""
         self._configure(event.config)
         self.step, self.phase, self.exit_code = event.step, "starting", None
-        self.resumes += 1
-        self.open_rounds.clear()
+        self.moved = 0
         self._commit_times.clear()
         for view in self.learners.values():
-            view.linked, view.merges, view.c_steps, view.c_tokens, view.contribution = False, 0, 0, 0, 0.0
+            view.linked, view.merges, view.contribution = False, 0, 0.0
         for entry in event.ledger:
-            view = self.learner(entry.learner)
-            view.merges, view.c_steps, view.c_tokens = entry.merges, entry.c_steps, entry.c_tokens
+            self.learner(entry.learner).merges = entry.merges

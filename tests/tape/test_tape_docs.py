@@ -1,5 +1,7 @@
 """docs/TAPE.md against the code: every kind, every field, and examples that are real lines."""
 
+import ast
+import inspect
 import re
 from pathlib import Path
 
@@ -50,6 +52,22 @@ def test_every_field_of_a_kind_is_explained(kind):
         for name in re.findall(r"`(\w+)`", line)
     ]
     assert sorted(listed) == sorted(own)
+
+
+def reasons(kind):
+    """Return what the note below a decision's ``reason`` field lists."""
+    source = Path(inspect.getfile(DECISIONS[kind])).read_text(encoding="utf-8")
+    (cls,) = [
+        node for node in ast.parse(source).body if getattr(node, "name", "") == DECISIONS[kind].__name__
+    ]
+    fields = [getattr(getattr(node, "target", None), "id", "") for node in cls.body]
+    return re.findall(r"``(\w+)``", cls.body[fields.index("reason") + 1].value.value)
+
+
+@pytest.mark.parametrize("kind", ["learner_refused", "push_refused", "attempt_discarded"])
+def test_every_reason_is_named(kind):
+    (listed,) = re.findall(r"^- `reason`: (.*)$", SECTIONS[f"`{kind}`"], re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", listed)) == sorted(set(reasons(kind)))
 
 
 @pytest.mark.parametrize("kind", KINDS)

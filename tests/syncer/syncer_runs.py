@@ -62,7 +62,7 @@ class Run:
     def join(self, learner):
         self.nursery.start_soon(learner.run, self.address.host, self.address.port)
 
-    async def end(self, seconds=20):
+    async def end(self, seconds=60):
         with trio.fail_after(seconds):
             await self.ended.wait()
         return self.exit_code
@@ -100,7 +100,7 @@ def bodies(tape, kind=None):
     return [record.body for record in read(tape) if kind is None or isinstance(record.body, kind)]
 
 
-async def until(condition, seconds=10):
+async def until(condition, seconds=30):
     """Wait until something has become true; polling is for tests only."""
     with trio.fail_after(seconds):
         while not condition():

@@ -3,7 +3,7 @@
 import attrs
 import trio
 from fake_learner import FakeLearner, small_layout
-from syncer_runs import BOUNDS, bodies, fakes, make_config, on_tape, running, until
+from syncer_runs import BOUNDS, bodies, fakes, make_config, running, until
 
 from yeto.core import decisions as de
 from yeto.core import events as ev
@@ -59,15 +59,16 @@ async def test_an_upload_that_advances_is_told(tmp_path):
         for offset in range(0, len(inner), SLICE_BYTES):
             chunk = ChunkHeader(message_id=0, total=len(inner), offset=offset)
             await stream.send(chunk.TYPE, chunk.encode(), inner[offset : offset + SLICE_BYTES])
-            await until(on_tape(config, ev.UploadProgress))
+            await until(told_of_1)
         return False
+
+    def told_of_1():
+        return [told for told in bodies(config.event_tape, ev.UploadProgress) if told.learner == 1]
 
     learners[1].before_push = dawdle
     async with running(config, *learners) as run:
         assert await run.end() == 0
-    told = bodies(config.event_tape, ev.UploadProgress)
-    assert told[0].learner == 1
-    assert told[0].received_bytes == SLICE_BYTES
+    assert told_of_1()[0].received_bytes == SLICE_BYTES
 
 
 async def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_nothing_sent(tmp_path):

@@ -1,13 +1,14 @@
 """What a tape says about a checkpoint, over several timelines. The tapes are made up, record by record."""
 
 import pytest
+import torch
 
 from yeto.core import CoreConfig
 from yeto.core import decisions as de
 from yeto.core import events as ev
 from yeto.core.values import FragmentMark, SessionTerms
 from yeto.errors import CheckpointError
-from yeto.state import Checkpoint
+from yeto.state import Checkpoint, FragmentVersion
 from yeto.syncer.past import Past, find_past
 from yeto.tape import Header, TapeWriter
 
@@ -15,10 +16,23 @@ CONFIG = CoreConfig(num_learners=3, total_steps=4, quorum=1, wait_for=1)
 TERMS = SessionTerms(dtype="f32", num_fragments=1, fingerprint="f" * 64, contract="c" * 64)
 
 
+def digest(step, run="a"):
+    return run * 30 + f"{step:02x}"
+
+
 def checkpoint(step, seq):
+    values = torch.zeros(1)
+    version = FragmentVersion(
+        fragment=0,
+        version=step,
+        params=values,
+        momentum=values,
+        params_digest=digest(step),
+        momentum_digest=digest(step),
+    )
     return Checkpoint(
         step=step,
-        fragments=(),
+        fragments=(version,),
         layout=None,
         ledger=(),
         dtype="f32",
@@ -43,9 +57,33 @@ class Script:
         self.tape.append_decisions(decisions, because=because, at=event.at)
         return self.tape.next_seq - 1
 
-    def saved(self, step):
-        event = ev.CheckpointWritten(at=0.0, step=step, written_bytes=1, seconds=0.1)
-        return self.tell(event, de.CheckpointOrdered(step=step, final=True, why=""))
+    def saved(self, step, run="a"):
+        """Commit a step and order its checkpoint."""
+        event = ev.OuterStepApplied(
+            at=0.0, step=step, attempt=1, finite=True, params_digest=None, momentum_digest=None, seconds=0.1
+        )
+        commit = de.RoundCommitted(
+            step=step,
+            fragment=0,
+            attempt=1,
+            base_version=step - 1,
+            version=step,
+            quorum=1,
+            members=(0,),
+            responders=(),
+            missed=(),
+            left_out=(),
+            quorum_seconds=0.1,
+            grace_seconds=None,
+            merge_seconds=0.1,
+            sync_seconds=None,
+            gradient_norm=1.0,
+            params_digest=digest(step, run),
+            momentum_digest=digest(step, run),
+            no_op=False,
+            why="",
+        )
+        return self.tell(event, commit, de.CheckpointOrdered(step=step, final=True, why=""))
 
     def cut(self, step, *awaited, to=()):
         event = ev.LearnerLeft(at=0.0, learner=0, generation="a", reason="")
@@ -56,7 +94,9 @@ class Script:
         self.tell(ev.FinalAckReceived(at=0.0, learner=learner, generation="a", step=step), *decisions)
 
     def resumed(self, step, awaited=(), acked=()):
-        mark = FragmentMark(fragment=0, version=step, params_digest="0" * 32, momentum_digest="0" * 32)
+        mark = FragmentMark(
+            fragment=0, version=step, params_digest=digest(step), momentum_digest=digest(step)
+        )
         self.tell(
             ev.SessionResumed(
                 at=0.0,
@@ -126,7 +166,18 @@ def test_a_cut_of_a_timeline_that_was_fallen_back_from_does_not_count(script):
 
 def test_a_tape_without_the_checkpoint_is_refused(script):
     seq = script.saved(3)
-    with pytest.raises(CheckpointError, match=f"record {seq + 1} does not order the checkpoint of step 3"):
+    with pytest.raises(CheckpointError, match="never was at step 3 with these values"):
         script.find(3, seq + 1)
     with pytest.raises(CheckpointError, match="step 4"):
         script.find(4, seq)
+
+
+def test_a_run_of_the_same_shape_is_another_run(script):
+    seq = script.saved(3, run="b")
+    with pytest.raises(CheckpointError, match="is not the tape of this checkpoint"):
+        script.find(3, seq)
+
+
+def test_a_tape_that_began_with_the_checkpoint_is_its_tape(script):
+    script.resumed(3)
+    assert script.find(3, 999) == Past(checkpoint_seq=None)

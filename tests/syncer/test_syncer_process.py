@@ -1,5 +1,7 @@
 """Signals, ports, addresses: how the process begins and how it ends."""
 
+import contextlib
+import functools
 import json
 import os
 import signal
@@ -20,7 +22,7 @@ from yeto.core import decisions as de
 from yeto.core import events as ev
 from yeto.errors import ConfigError
 from yeto.state import read_checkpoint
-from yeto.syncer.app import listen, write_ready_file
+from yeto.syncer.app import listen, serve, write_ready_file
 from yeto.syncer.config import SyncerConfig, merge_profile
 
 
@@ -32,58 +34,76 @@ def command(folder, *flags):
     ]  # fmt: skip
 
 
-async def test_a_signal_stops_in_order(tmp_path):
-    """SIGTERM while gathering: a checkpoint, exit 4, and a tape from which the run goes on."""
+async def test_killed_resumed_and_stopped_as_a_process(tmp_path):
+    """SIGKILL, then a second process that goes on, then SIGTERM: exit 4, and files that agree."""
     ready = tmp_path / "ready.json"
-    learners = fakes(layout=small_layout(), reconnects=True)
+    learners = fakes(layout=small_layout())
+
+    async def keep_dialling(learner):
+        while not learner.released and learner.error is None:
+            if ready.exists():
+                address = json.loads(ready.read_text())
+                with contextlib.suppress(FileNotFoundError):
+                    await learner.run(address["host"], address["port"])
+            await trio.sleep(0.03)
+
+    async def answered(count):
+        await until(lambda: min(len(learner.pushes) for learner in learners) >= count, 60)
+
     async with trio.open_nursery() as nursery:
-        process = await trio.lowlevel.open_process(command(tmp_path), stderr=subprocess.PIPE)
-        await until(ready.exists, 60)
-        address = json.loads(ready.read_text())
-        assert address["pid"] == process.pid
         for learner in learners:
-            nursery.start_soon(learner.run, address["host"], address["port"])
-        await until(lambda: len(learners[0].pushes) > 10, 30)
-        process.send_signal(signal.SIGTERM)
-        with trio.fail_after(20):
-            assert await process.wait() == 4
-        said = (await process.stderr.receive_some(1 << 20)).decode()
-        await process.stderr.aclose()
+            nursery.start_soon(keep_dialling, learner)
+        first = await trio.lowlevel.open_process(command(tmp_path))
+        await answered(5)
+        assert json.loads(ready.read_text())["pid"] == first.pid
+        first.kill()
+        assert await first.wait() == -signal.SIGKILL
+        ready.unlink()
+        pushed = len(learners[0].pushes)
+
+        second = await trio.lowlevel.open_process(command(tmp_path, "--resume"), stderr=subprocess.PIPE)
+        await answered(pushed + 8)
+        second.send_signal(signal.SIGTERM)
+        with trio.fail_after(30):
+            assert await second.wait() == 4
+        said = (await second.stderr.receive_some(1 << 20)).decode()
+        await second.stderr.aclose()
         nursery.cancel_scope.cancel()
+
     assert "SIGTERM: stopping in order" in said
     assert "start again with --resume" in said
+    assert said.count("resumed at step") == 1
     state = verify(tmp_path / "events.jsonl").state
     assert state.step == read_checkpoint(tmp_path / "state.ckpt").step > 0
     assert not any(learner.released for learner in learners)
 
 
-async def test_a_second_signal_ends_at_once(tmp_path):
+async def test_the_first_signal_asks_and_the_second_ends_at_once(tmp_path, monkeypatch):
     """A learner holds its answer, so the stop waits for the quorum, here for as long as a grace."""
-    ready = tmp_path / "ready.json"
-    learners = fakes(layout=small_layout())
+    codes = []
+    monkeypatch.setattr("yeto.syncer.app.os._exit", codes.append)
+    config = make_config(tmp_path, grace_cap_seconds=5.0)
+    learners = fakes()
 
     async def never(learner, pull):
         await trio.sleep_forever()
 
     learners[1].before_push = never
     async with trio.open_nursery() as nursery:
-        process = await trio.lowlevel.open_process(
-            command(tmp_path, "--grace-ms", "20000"), stderr=subprocess.PIPE
-        )
-        await until(ready.exists, 60)
-        address = json.loads(ready.read_text())
+        address = await nursery.start(functools.partial(serve, config, watch_signals=True))
         for learner in learners:
-            nursery.start_soon(learner.run, address["host"], address["port"])
-        await until(lambda: learners[1].pulls, 30)
-        process.send_signal(signal.SIGINT)
-        await trio.sleep(0.3)
-        assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        with trio.fail_after(5):
-            assert await process.wait() == 130
-        await process.stderr.aclose()
+            nursery.start_soon(learner.run, address.host, address.port)
+        await until(lambda: learners[1].pulls)
+        signal.raise_signal(signal.SIGINT)
+        await until(on_tape(config, ev.StopRequested))
+        assert codes == []
+        signal.raise_signal(signal.SIGTERM)
+        await until(lambda: codes)
         nursery.cancel_scope.cancel()
-    verify(tmp_path / "events.jsonl")
+    assert codes == [130]
+    (asked,) = bodies(config.event_tape, ev.StopRequested)[:1]
+    assert asked.signal == "SIGINT"
+    verify(config.event_tape)
 
 
 async def test_start_timeout_without_a_quorum_is_an_error_that_says_so(tmp_path):

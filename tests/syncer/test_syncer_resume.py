@@ -1,14 +1,8 @@
 """A syncer that dies at any moment, and the one that goes on."""
 
-import json
-import os
-import signal
-import sys
-
 import attrs
 import pytest
-import trio
-from fake_learner import FakeLearner, small_layout
+from fake_learner import FakeLearner
 from syncer_runs import bodies, fakes, make_config, on_tape, running, until, verify
 
 from yeto.core import decisions as de
@@ -22,8 +16,8 @@ from yeto.syncer.start import prepare
 @pytest.mark.parametrize("at_step", [1, 4])
 async def test_killed_and_resumed(tmp_path, at_step):
     config = make_config(tmp_path)
-    learners = fakes(reconnects=True)
-    async with running(config, *learners) as run:
+    first = fakes(reconnects=True)
+    async with running(config, *first) as run:
         await until(on_tape(config, de.RoundCommitted, at_step))
         run.stop()
         await run.ended.wait()
@@ -34,7 +28,10 @@ async def test_killed_and_resumed(tmp_path, at_step):
     async with running(resumed, *learners) as run:
         assert await run.end() == 0
     (event,) = bodies(config.event_tape, ev.SessionResumed)
-    assert event.step == stored.step >= at_step - 1
+    written = [fact.step for fact in bodies(config.event_tape, ev.CheckpointWritten) if fact.at < event.at]
+    assert event.step == stored.step >= max(written)
+    # What was broadcast is never lost.
+    assert stored.step >= max(version for learner in first for _, version in learner.versions)
     assert {mark.params_digest for mark in event.fragments} == {v.params_digest for v in stored.fragments}
     assert learners[0].final_digests() == learners[1].final_digests()
     final = read_checkpoint(config.checkpoint_path)
@@ -138,7 +135,9 @@ async def test_what_stands_in_the_way_of_a_start_is_named(tmp_path):
 
     other_tape = tmp_path / "other"
     other_tape.mkdir()
-    async with running(make_config(other_tape), *fakes()) as run:
+    strangers = fakes()
+    strangers[0].initial[0] += 1
+    async with running(make_config(other_tape), *strangers) as run:
         await until(on_tape(run.config, ev.CheckpointWritten, 2))
         run.stop()
     resume = make_config(tmp_path, resume=True)
@@ -180,50 +179,3 @@ async def test_resume_or_start_begins_when_nothing_was_ever_saved(tmp_path):
     async with running(config, *fakes()) as run:
         assert await run.end() == 0
     assert (tmp_path / "events.jsonl.1").exists()
-
-
-async def test_killed_as_a_process(tmp_path):
-    """SIGKILL, once; learners dial again and go on."""
-    ready = tmp_path / "ready.json"
-    command = [
-        sys.executable, "-m", "yeto", "run", "--role", "syncer", "--learners", "2", "--total-steps", "12",
-        "--port", "0", "--ready-file", str(ready), "--sync-interval-steps", "0",
-        "--checkpoint-path", str(tmp_path / "state.ckpt"), "--event-tape", str(tmp_path / "events.jsonl"),
-        "--resume-or-start", "--final-ack-timeout-s", "30",
-    ]  # fmt: skip
-    learners = fakes(layout=small_layout())
-
-    async def pace(learner, pull):
-        await trio.sleep(0.02)
-        return True
-
-    async def keep_dialling(learner):
-        learner.before_push = pace
-        while not learner.released and learner.error is None:
-            if ready.exists():
-                address = json.loads(ready.read_text())
-                await learner.run(address["host"], address["port"])
-            await trio.sleep(0.03)
-
-    kills = 0
-    async with trio.open_nursery() as nursery:
-        for learner in learners:
-            nursery.start_soon(keep_dialling, learner)
-        while True:
-            ready.unlink(missing_ok=True)
-            with trio.fail_after(60):
-                process = await trio.lowlevel.open_process(command)
-                await until(ready.exists, 60)
-                if not kills:
-                    await until(lambda: len(learners[1].pushes) > 2, 30)
-                    os.kill(process.pid, signal.SIGKILL)
-                    kills += 1
-                code = await process.wait()
-            if code == 0:
-                break
-            assert code == -signal.SIGKILL
-    result = verify(tmp_path / "events.jsonl")
-    assert result.state.step == 12
-    assert learners[0].final_digests() == learners[1].final_digests()
-    final = read_checkpoint(tmp_path / "state.ckpt")
-    assert learners[0].final_digests() == [version.params_digest for version in final.fragments]

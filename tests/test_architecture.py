@@ -25,24 +25,7 @@ ALLOWED = {
     "view": {"core", "tape"},
     "cli": {"core", "tape", "wire", "link", "state", "layout", "syncer", "learner", "text", "view"},
 }
-"""Which packages of ours each package may import (errors is open to all)."""
-
-PURE = {
-    "__future__",
-    "attrs",
-    "bisect",
-    "collections",
-    "dataclasses",
-    "enum",
-    "functools",
-    "heapq",
-    "immutables",
-    "itertools",
-    "math",
-    "operator",
-    "typing",
-}
-"""What the coordinator may import: nothing with a clock, randomness, files, sockets or logging."""
+"""Which packages of ours each package may import (errors is open to all). The core has stricter tests too."""
 
 
 def modules():
@@ -92,19 +75,9 @@ def test_text_uses_state_for_export_only():
     assert all(name.startswith("export") for name in users), users
 
 
-def test_core_is_pure():
-    for path in sorted((PACKAGE / "core").rglob("*.py")):
-        for line, module in imports(path):
-            top = module.split(".")[0]
-            assert top in PURE or module.startswith("yeto."), (
-                f"{path}:{line}: the core must not import {module}"
-            )
-        names = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
-        assert not names & {"open", "print", "input", "globals", "exec", "eval", "__import__"}, path
-
-
 def test_syncer_needs_no_model_library():
-    loaded = loaded_by("import yeto.syncer, yeto.cli.run_syncer")
+    loaded = loaded_by("import yeto.syncer.app, yeto.cli.run_syncer")
+    assert "trio" in loaded
     assert not loaded & {"transformers", "peft", "datasets"}
 
 

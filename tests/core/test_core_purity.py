@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import yeto.core
-from yeto.core.decisions import DECISIONS
 from yeto.core.events import EVENTS, SessionResumed
 from yeto.core.step import _TABLE
 
@@ -44,70 +43,14 @@ def test_nothing_is_opened_printed_awaited_or_kept_globally(path):
     for node in ast.walk(ast.parse(path.read_text())):
         assert not isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.Global | ast.Nonlocal)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            assert node.func.id not in {"open", "print", "input", "id", "hash", "set", "exec", "eval"}
+            assert node.func.id not in {"open", "print", "input", "id", "hash", "set"}
+            assert node.func.id not in {"exec", "eval", "globals", "__import__"}
 
 
 def test_every_event_has_a_place_and_every_module_a_theory():
     assert set(_TABLE) | {SessionResumed} == set(EVENTS.values())
     for path in MODULES:
         assert ast.get_docstring(ast.parse(path.read_text())), path
-
-
-def test_kinds_are_unique_and_frozen():
-    assert sorted(EVENTS) == [
-        "budget_reported",
-        "budget_wait_passed",
-        "checkpoint_failed",
-        "checkpoint_written",
-        "final_ack_received",
-        "final_ack_timeout_passed",
-        "first_estimate_deadline_passed",
-        "fragment_initialised",
-        "gate_opened",
-        "grace_elapsed",
-        "heartbeat",
-        "hello_received",
-        "learner_joined",
-        "learner_left",
-        "merge_failed",
-        "merge_finished",
-        "outer_step_applied",
-        "push_offered",
-        "push_received",
-        "quorum_deadline_passed",
-        "retry_due",
-        "session_resumed",
-        "start_timeout_passed",
-        "stop_deadline_passed",
-        "stop_requested",
-        "svd_pool_drained",
-        "svd_pool_poisoned",
-        "upload_progress",
-    ]
-    assert sorted(DECISIONS) == [
-        "attempt_discarded",
-        "attempt_opened",
-        "attempt_sealed",
-        "broadcast_ordered",
-        "checkpoint_ordered",
-        "commit_ordered",
-        "final_cut_ordered",
-        "grace_opened",
-        "ignored",
-        "learner_refused",
-        "learner_released",
-        "merge",
-        "merge_ordered",
-        "push_accepted",
-        "push_admitted",
-        "push_refused",
-        "quorum_reached",
-        "rounds_started",
-        "session_ended",
-        "session_finalising",
-        "session_opened",
-        "session_released",
-    ]
 
 
 def test_importing_the_core_brings_in_no_heavy_module():

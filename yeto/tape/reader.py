@@ -19,6 +19,11 @@ from yeto.tape.codec import LINE_BYTES_MAX, Decoder
 from yeto.tape.records import Record
 
 
+def no_header(name: str) -> TapeError:
+    """Return the error of a tape without a single record; no writer of ours leaves one."""
+    return TapeError(f"{name}: line 1: no header: the tape holds no record, remove it and start anew")
+
+
 def open_tape(path: str | PathLike[str]) -> BinaryIO:
     """Open a tape for reading.
 
@@ -64,7 +69,7 @@ def read(path: str | PathLike[str]) -> Iterator[Record]:
         for line in complete_lines(file, str(path)):
             yield decoder.decode(line)
     if decoder.line == 0:
-        raise TapeError(f"{path}: line 1: no header: the tape holds no record, remove it and start anew")
+        raise no_header(str(path))
 
 
 @frozen(kw_only=True)

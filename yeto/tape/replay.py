@@ -25,7 +25,7 @@ from yeto.core.decisions import Decision
 from yeto.core.events import Event, SessionResumed
 from yeto.errors import ConfigError, CoordinatorError, TapeError
 from yeto.tape.codec import Decoder
-from yeto.tape.reader import complete_lines, open_tape
+from yeto.tape.reader import complete_lines, no_header, open_tape
 from yeto.tape.records import Header, Record
 
 Step = Callable[[State, Event], tuple[State, tuple[Decision, ...]]]
@@ -96,7 +96,7 @@ class Replayer:
             TapeError: nothing was fed yet.
         """
         if self._header is None:
-            raise TapeError(f"{self._decoder.name}: line 1: no header: the tape holds no record")
+            raise no_header(self._decoder.name)
         return self._header
 
     @property
@@ -107,7 +107,7 @@ class Replayer:
             TapeError: nothing was fed yet.
         """
         if self._state is None:
-            raise TapeError(f"{self._decoder.name}: line 1: no header: the tape holds no record")
+            raise no_header(self._decoder.name)
         return self._state
 
     @property

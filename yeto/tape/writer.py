@@ -26,7 +26,7 @@ from yeto.core.decisions import Decision
 from yeto.core.events import Event
 from yeto.errors import TapeError
 from yeto.tape.codec import Decoder, encode
-from yeto.tape.reader import complete_lines, open_tape
+from yeto.tape.reader import complete_lines, no_header, open_tape
 from yeto.tape.records import Header
 
 if TYPE_CHECKING:
@@ -176,9 +176,7 @@ class TapeWriter:
                     elif record.because is None:
                         event_seq = record.seq
             if header is None:
-                raise TapeError(
-                    f"{target}: line 1: no header: the tape holds no record, remove it and start anew"
-                )
+                raise no_header(str(target))
             file = open_file(target)
             try:
                 cut_bytes = file.size() - whole_bytes

@@ -2,9 +2,9 @@
 
 A :class:`State` never changes, so a replay can stop anywhere and a what-if can branch from any point.
 During one ``step`` the handlers write to a :class:`Draft`, a shallow mutable copy with the same fields;
-the persistent maps and frozen records inside are replaced, never edited. Making the draft and the new
-state each copy one dictionary, whatever the number of learners, and nothing here grows with the length
-of the run.
+the persistent maps and frozen records inside are replaced, never edited. Making the draft copies one
+dictionary, whatever the number of learners; the new state takes that dictionary over. Nothing here grows
+with the length of the run.
 
 Open rounds are contiguous: ``rounds[i]`` is round ``step + 1 + i``. That makes finding a round an index
 and the commit order a matter of looking at ``rounds[0]`` only.

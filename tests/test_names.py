@@ -6,6 +6,7 @@ Kinds and fields of the tape are frozen beside the tests of their codec.
 """
 
 import inspect
+import re
 from importlib import import_module
 from pathlib import Path
 
@@ -44,6 +45,10 @@ FUNCTIONS = [
     "yeto.wire.q4.encode",
 ]
 """Functions that stand for themselves: scripts and checks call them, so their parameters are frozen too."""
+
+FLAG = re.compile(r"(?<![-\w])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*(?![-\w])")
+EVERYWHERE = {"--config", "--debug", "--help", "--role", "--lora"}
+"""Flags that are taken off the line before a command sees it, and the name of a family (the --lora flags)."""
 
 
 def packages():
@@ -92,6 +97,15 @@ def frozen():
 
 def test_public_names_and_options_are_frozen():
     assert frozen() == NAMES.read_text(encoding="ascii")
+
+
+def test_every_flag_that_a_page_or_a_message_names_is_there():
+    known = {word for app in commands().values() for word in options(app)} | EVERYWHERE
+    root = NAMES.parents[1]
+    paths = [root / "README.md", *(root / "docs").glob("*.md"), *(root / "yeto").rglob("*.py")]
+    for path in sorted(paths):
+        if path.stem != "BENCHMARKS":  # whose flags are those of tools/bench
+            assert set(FLAG.findall(path.read_text(encoding="utf-8"))) <= known, path
 
 
 def test_packages_that_import_on_first_use_know_where_each_public_name_is():

@@ -6,7 +6,7 @@ from core_fleet import Session, config
 from yeto.core import Phase
 from yeto.core import decisions as de
 from yeto.core import events as ev
-from yeto.core.state import Status
+from yeto.core.parts import Status
 from yeto.core.values import LedgerEntry
 
 

@@ -7,7 +7,7 @@ from core_fleet import Session, config, resumed
 from yeto.core import Phase, next_timer, step, waiting_for
 from yeto.core import decisions as de
 from yeto.core import events as ev
-from yeto.core.state import Status
+from yeto.core.parts import Status
 from yeto.core.values import LedgerEntry
 from yeto.errors import ConfigError, CoordinatorError
 

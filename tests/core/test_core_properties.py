@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from yeto.core import Phase, State, initial_state, next_timer, step
 from yeto.core import decisions as de
 from yeto.core import events as ev
+from yeto.core.parts import Round
 from yeto.core.resume import version_at
-from yeto.core.state import Draft, Round
+from yeto.core.state import Draft
 from yeto.core.step import settle
 from yeto.core.timers import Timer
 

@@ -6,7 +6,7 @@ from core_fleet import Session, config, generation
 from yeto.core import Phase, next_timer, waiting_for
 from yeto.core import decisions as de
 from yeto.core import events as ev
-from yeto.core.state import Status
+from yeto.core.parts import Status
 
 
 def started(num_fragments=2, **changes):

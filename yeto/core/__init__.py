@@ -6,7 +6,8 @@ and :func:`next_timer` names the earliest.
 """
 
 from yeto.core.config import CoreConfig
-from yeto.core.state import Phase, State, initial_state
+from yeto.core.parts import Phase
+from yeto.core.state import State, initial_state
 from yeto.core.status import waiting_for
 from yeto.core.step import step
 from yeto.core.timers import Timer, next_timer

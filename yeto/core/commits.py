@@ -29,8 +29,9 @@ from yeto.core.events import (
     OuterStepApplied,
 )
 from yeto.core.pacing import smoothed
+from yeto.core.parts import Gated, Phase, Round, Sealed, Status, replace
 from yeto.core.rounds import discard
-from yeto.core.state import Draft, Gated, Phase, Round, Sealed, Status, replace
+from yeto.core.state import Draft
 from yeto.core.values import FragmentMark, FragmentVersionRef, LedgerEntry, Member, Responder
 from yeto.errors import CoordinatorError
 

@@ -25,8 +25,9 @@ from yeto.core.events import (
     SvdPoolPoisoned,
 )
 from yeto.core.members import refuse
+from yeto.core.parts import Phase, Status, replace
 from yeto.core.rounds import drop_rounds, halt
-from yeto.core.state import Draft, Phase, Status, moment, names, replace
+from yeto.core.state import Draft, moment, names
 
 AWAY_SECONDS = 60.0
 """A learner that left less than this before the final cut is awaited: it is probably redialling."""

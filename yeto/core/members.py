@@ -10,8 +10,9 @@ from immutables import Map
 
 from yeto.core.decisions import LearnerRefused, SessionReleased
 from yeto.core.pacing import forget_pace
+from yeto.core.parts import Phase
 from yeto.core.rounds import member_left
-from yeto.core.state import Draft, Phase, moment
+from yeto.core.state import Draft, moment
 
 
 def refuse(

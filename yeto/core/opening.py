@@ -19,8 +19,9 @@ from yeto.core.commits import end_session
 from yeto.core.decisions import AttemptOpened, RoundsStarted
 from yeto.core.events import FirstEstimateDeadlinePassed, GateOpened, RetryDue, StartTimeoutPassed
 from yeto.core.pacing import freeze_pace, gate, note_blind_opening, throttle_step
+from yeto.core.parts import Phase, Round, Status, replace
 from yeto.core.rounds import is_excused
-from yeto.core.state import Draft, Fields, Phase, Round, Status, moment, names, replace
+from yeto.core.state import Draft, Fields, moment, names
 
 
 def wait_for(state: Fields) -> int:

@@ -22,7 +22,8 @@ import math
 from collections.abc import Sequence
 
 from yeto.core.config import CoreConfig
-from yeto.core.state import NO_ESTIMATE, Draft, Fields, Link, Slowest, moment, replace
+from yeto.core.parts import Link, replace
+from yeto.core.state import NO_ESTIMATE, Draft, Fields, Slowest, moment
 
 EMA_WEIGHT = 0.5
 SAMPLE_CAP = 4.0

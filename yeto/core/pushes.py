@@ -12,8 +12,9 @@ from yeto.core.decisions import PushAccepted, PushAdmitted, PushRefused, QuorumR
 from yeto.core.events import Heartbeat, PushOffered, PushReceived, UploadProgress
 from yeto.core.members import refuse
 from yeto.core.pacing import absorb_report, smoothed
+from yeto.core.parts import Answer, Link, Round, Status, Upload, replace
 from yeto.core.rounds import is_excused, mark_gone
-from yeto.core.state import Answer, Draft, Link, Round, Status, Upload, moment, replace
+from yeto.core.state import Draft, moment
 from yeto.errors import CoordinatorError
 
 MAX_NORM = 1e15

@@ -10,7 +10,8 @@ from __future__ import annotations
 from immutables import Map
 
 from yeto.core.events import SessionResumed
-from yeto.core.state import Phase, State, moment
+from yeto.core.parts import Phase
+from yeto.core.state import State, moment
 from yeto.errors import ConfigError, CoordinatorError
 
 

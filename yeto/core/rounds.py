@@ -16,7 +16,8 @@ in order, so a discard takes every later round with it whose commit was not orde
 from __future__ import annotations
 
 from yeto.core.decisions import AttemptDiscarded, SessionEnding
-from yeto.core.state import Draft, Phase, Round, Status, moment, names, replace
+from yeto.core.parts import Phase, Round, Status, replace
+from yeto.core.state import Draft, moment, names
 
 MAX_RETRY_SECONDS = 60.0
 DISCONNECT_RETRY_SECONDS = 1.0

@@ -16,8 +16,9 @@ from immutables import Map
 from yeto.core.decisions import AttemptSealed, GraceOpened
 from yeto.core.events import GraceElapsed, QuorumDeadlinePassed
 from yeto.core.pacing import grace_seconds
+from yeto.core.parts import Phase, Round, Sealed, Status, replace
 from yeto.core.rounds import discard, drop_rounds
-from yeto.core.state import Draft, Phase, Round, Sealed, Status, moment, names, replace
+from yeto.core.state import Draft, moment, names
 from yeto.core.values import Weighted
 from yeto.core.weights import learner_weight
 

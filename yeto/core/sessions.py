@@ -20,7 +20,8 @@ from yeto.core.commits import broadcast_all, order_checkpoint
 from yeto.core.decisions import FinalCutOrdered, LearnerRefused, SessionOpened
 from yeto.core.events import FragmentInitialised, HelloReceived, LearnerJoined, LearnerLeft
 from yeto.core.members import drop, refuse
-from yeto.core.state import Dial, Draft, Link, Phase
+from yeto.core.parts import Dial, Link, Phase
+from yeto.core.state import Draft
 from yeto.core.values import FragmentMark, Member, SessionTerms
 
 SEEN_GENERATIONS = 1024

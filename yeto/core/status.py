@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from yeto.core.opening import opening_time, wait_for
-from yeto.core.state import Fields, Phase, Round, State, Status, names
+from yeto.core.parts import Phase, Round, Status
+from yeto.core.state import Fields, State, names
 
 
 def waiting_for(state: State, at: float) -> str:

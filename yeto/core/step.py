@@ -17,8 +17,9 @@ from typing import Any
 from yeto.core import commits, ending, opening, pushes, sealing, sessions
 from yeto.core import events as ev
 from yeto.core.decisions import Decision, SessionOpened
+from yeto.core.parts import Phase
 from yeto.core.resume import resumed_state
-from yeto.core.state import Draft, Phase, State
+from yeto.core.state import Draft, State
 from yeto.errors import CoordinatorError
 
 _ALIVE = frozenset(Phase) - {Phase.ENDED}

@@ -26,7 +26,8 @@ from yeto.core.events import (
 )
 from yeto.core.opening import opening_time
 from yeto.core.pacing import throttle_step
-from yeto.core.state import Phase, Round, State, Status
+from yeto.core.parts import Phase, Round, Status
+from yeto.core.state import State
 
 
 @frozen(kw_only=True)

@@ -12,7 +12,14 @@ from yeto.cli import replay as command
 from yeto.cli.main import main
 from yeto.core.events import StopRequested
 from yeto.errors import TapeError
-from yeto.state.manifest import LedgerEntry, Manifest, ManifestFragment, encode_manifest, fragment_file
+from yeto.state.manifest import (
+    FORMAT_VERSION,
+    LedgerEntry,
+    Manifest,
+    ManifestFragment,
+    encode_manifest,
+    fragment_file,
+)
 from yeto.tape import read
 
 
@@ -201,6 +208,7 @@ def stored(tmp_path):
 
     def store(state, **changes):
         manifest = Manifest(
+            format_version=FORMAT_VERSION,
             software_version="0.1.0",
             step=state["step"],
             iso_backend=0,

@@ -48,6 +48,7 @@ def test_the_view_tells_the_numbers_of_the_replay(name, request):
     assert view.step == view.total_steps
     for learner, theirs in told["learners"].items():
         assert view.learners[int(learner)].merges == theirs["merges"]
+    assert view.resumes == len(told["session"]["restarts"])
     # A restart begins the shares anew; without one they are the replay's.
     shares = [view.contribution(learner) for learner in view.learners]
     assert sum(shares) == pytest.approx(1.0)

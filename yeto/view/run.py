@@ -58,6 +58,8 @@ class RunView:
     learners: dict[int, LearnerView] = Factory(dict)
     moved: int = 0
     """Rounds committed since this start that moved anything: what contributions are shares of."""
+    resumes: int = 0
+    """How often the syncer was started again."""
     _commit_times: deque[float] = Factory(lambda: deque(maxlen=PACE_COMMITS))
 
     def feed(self, record: Record) -> None:
@@ -126,6 +128,7 @@ class RunView:
         """Begin a new timeline: commits above its step are superseded, the ledger is the checkpoint's."""
         self._configure(event.config)
         self.step, self.phase, self.exit_code = event.step, "starting", None
+        self.resumes += 1
         self.moved = 0
         self._commit_times.clear()
         for view in self.learners.values():

@@ -27,7 +27,7 @@ import trio
 
 from benchmarks.figures import Report, Target, figure_of
 from benchmarks.timing import rates
-from yeto.link import FrameStream, Group, Places, set_socket_options
+from yeto.link import FrameStream, Group, LinkClosed, Places, set_socket_options
 from yeto.wire.frames import MessageType
 from yeto.wire.legality import TensorSizes
 from yeto.wire.messages import BroadcastHeader, Heartbeat, PullRequest, PushHeader, TensorHead
@@ -61,6 +61,7 @@ class End:
         self._numbers = count(1)
         self._arrived = trio.Event()
         self._arrived_at = 0.0
+        self._is_over = False
         streams = []
         for each in sockets[: 1 + num_streams]:
             raw = trio.SocketStream(trio.socket.from_stdlib_socket(each))
@@ -79,6 +80,14 @@ class End:
         for index, stream in enumerate(streams[1:], 1):
             self.group.attach(index, stream)
 
+    async def serve(self) -> None:
+        """Run the group. The syncer closes it after the last transfer, which is how the learner's ends."""
+        try:
+            await self.group.run()
+        except LinkClosed:
+            if not self._is_over:
+                raise
+
     async def receive_all(self, repeats: int) -> Samples:
         """Receive ``repeats`` transfers of each kind, in turn; return how long they took."""
         kinds: tuple[tuple[list[float], Callable[[], Awaitable[float]]], ...] = (
@@ -91,6 +100,7 @@ class End:
                 seconds.append(await receive())
                 if not np.array_equal(self._target, self._source):
                     raise RuntimeError("what was received is not what was sent")
+        self._is_over = True
         self._bare[0].send(b"e")
         ours, bare = (seconds[1:] for seconds, _ in kinds)
         return ours, bare
@@ -197,14 +207,14 @@ async def run_end(sockets: Sequence[socket.socket], size: int, repeats: int, *, 
     """Run one end; return how long what it received took: pushes at the syncer, broadcasts at the learner."""
     end = End(sockets, size, is_syncer=is_syncer)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(end.group.run)
+        nursery.start_soon(end.serve)
         if is_syncer:
             samples = await end.receive_all(repeats)
             await end.send_all(repeats)
+            nursery.cancel_scope.cancel()
         else:
             await end.send_all(repeats)
             samples = await end.receive_all(repeats)
-        nursery.cancel_scope.cancel()
     return samples
 
 

@@ -16,16 +16,17 @@ from yeto.cli.common import run_app
 
 HELP = """Fine-tune models across cheap, unreliable, far-apart GPU machines.
 
-Learners (islands of GPUs) train on their own; a syncer merges what they learned, remembers every
-decision on a tape, and can lose anybody without stopping the run.
+Learners (islands of GPUs) train on their own. A syncer merges what they learned and remembers every decision \
+on a tape. It can lose anybody, itself too, without losing the run.
 
-First steps:  yeto run --role local --learners 2 --model MODEL --data rows.jsonl
+First steps: yeto run --role local --learners 2 --model MODEL --data rows.jsonl
 """
 
 
 def build() -> App:
     """Return the app with every command, none of them imported yet."""
-    app = App(name="yeto", help=HELP, version=__version__, help_format="plaintext")
+    # The plain formatter loads half as much as the framed one.
+    app = App(name="yeto", help=HELP, version=__version__, help_format="plaintext", help_formatter="plain")
     app.command(
         "yeto.cli.run:run_command",
         name="run",
@@ -38,8 +39,14 @@ def build() -> App:
         "yeto.cli.replay:replay_command",
         name="replay",
         help="Re-step a tape, verify every decision, and say what happened.",
+        help_formatter="default",
     )
-    app.command("yeto.cli.keys:keys_app", name="keys", help="Make the key that learners authenticate with.")
+    app.command(
+        "yeto.cli.keys:keys_app",
+        name="keys",
+        help="Make the key that learners authenticate with.",
+        help_formatter="default",
+    )
     return app
 
 

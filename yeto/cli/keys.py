@@ -11,7 +11,12 @@ from cyclopts import App, Parameter
 
 from yeto.errors import ConfigError
 
-keys_app = App(name="keys", help="Make the key that learners authenticate with.", help_format="plaintext")
+keys_app = App(
+    name="keys",
+    help="Make the key that learners authenticate with.",
+    help_format="plaintext",
+    help_formatter="default",
+)
 
 
 @keys_app.command(name="new")

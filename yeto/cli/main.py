@@ -16,8 +16,8 @@ from yeto.cli.common import run_app
 
 HELP = """Fine-tune models across cheap, unreliable, far-apart GPU machines.
 
-Learners (islands of GPUs) train on their own. A syncer merges what they learned and remembers every decision \
-on a tape. It can lose anybody, itself too, without losing the run.
+Learners (islands of GPUs) train on their own. A syncer merges what they learned and remembers every \
+decision on a tape. It can lose anybody, itself too, without losing the run.
 
 First steps: yeto run --role local --learners 2 --model MODEL --data rows.jsonl
 """

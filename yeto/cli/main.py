@@ -41,12 +41,7 @@ def build() -> App:
         help="Re-step a tape, verify every decision, and say what happened.",
         help_formatter="default",
     )
-    app.command(
-        "yeto.cli.keys:keys_app",
-        name="keys",
-        help="Make the key that learners authenticate with.",
-        help_formatter="default",
-    )
+    app.command("yeto.cli.keys:keys_app", name="keys", help="Make the key that learners authenticate with.")
     return app
 
 

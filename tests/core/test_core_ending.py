@@ -94,6 +94,34 @@ def test_whoever_left_less_than_a_minute_before_is_awaited_and_may_come_late():
     assert session.only(de.SessionEnded).exit_code == 0
 
 
+def diverge(session, learner):
+    """Three non-finite pushes in a row, after which the learner is refused for good."""
+    for step_ in (1, 2, 3):
+        session.offer(learner, step_)
+        session.receive(learner, step_, finite=False, norm=None)
+    (refusal,) = session.all(de.LearnerRefused)
+    assert (refusal.learner, refusal.reason, refusal.permanent) == (learner, "non_finite", True)
+
+
+@pytest.mark.parametrize("redials", [False, True])
+def test_whoever_was_refused_for_good_is_awaited_only_when_it_dials_again(redials):
+    session = started(num_learners=3, quorum=2, wait_for=3, total_steps=3, pipeline=3, num_fragments=3)
+    diverge(session, 2)
+    if redials:
+        session.hello(2)
+    for step_ in (1, 2, 3):
+        session.commit(step_, learners=(0, 1))
+    assert session.only(de.FinalCutOrdered).awaited == ((0, 1, 2) if redials else (0, 1))
+
+
+def test_a_superseded_learner_is_here_again_and_awaited():
+    session = started(num_learners=3, quorum=2, wait_for=3, total_steps=1)
+    session.hello(2)
+    assert session.only(de.LearnerRefused).reason == "superseded"
+    session.commit(1, learners=(0, 1))
+    assert session.only(de.FinalCutOrdered).awaited == (0, 1, 2)
+
+
 def test_late_guests_are_awaited_only_while_connected():
     session = started(num_learners=3, quorum=2, wait_for=2, total_steps=1, learners=2)
     session.commit(1, learners=(0, 1))

@@ -30,7 +30,8 @@ from yeto.core.rounds import drop_rounds, halt
 from yeto.core.state import Draft, moment, names
 
 AWAY_SECONDS = 60.0
-"""A learner that left less than this before the final cut is awaited: it is probably redialling."""
+"""A learner that left less than this before the final cut is awaited: it is probably redialling. One that was
+refused for good is not."""
 
 
 def settle_end(draft: Draft) -> None:
@@ -72,7 +73,7 @@ def _order_cut(draft: Draft) -> None:
     """Send the final cut and say who is awaited."""
     awaited = draft.awaited
     for learner, left_at in draft.away.items():
-        if draft.at - left_at < AWAY_SECONDS:
+        if draft.at - left_at < AWAY_SECONDS and learner not in draft.dismissed:
             awaited = awaited.set(learner, False)
     for learner in draft.current:
         awaited = awaited.set(learner, False)

@@ -24,8 +24,13 @@ def refuse(
     *,
     field: str | None = None,
     permanent: bool = True,
+    replaced: bool = False,
 ) -> None:
-    """Close a group, and forget it when it is the newest of its id."""
+    """Close a group, and forget it when it is the newest of its id.
+
+    Who is refused for good does not dial again, unless it is ``replaced``: then another group of its id is
+    here already.
+    """
     draft.emit(
         LearnerRefused(
             learner=learner,
@@ -36,7 +41,8 @@ def refuse(
             why=why,
         )
     )
-    drop(draft, learner, generation)
+    if drop(draft, learner, generation) and permanent and not replaced:
+        draft.dismissed = draft.dismissed.set(learner, True)
 
 
 def drop(draft: Draft, learner: int, generation: str) -> bool:

@@ -72,6 +72,7 @@ def on_hello(draft: Draft, event: HelloReceived) -> None:
         return
     draft.seen = draft.seen.set(learner, (*seen[-(SEEN_GENERATIONS - 1) :], generation))
     draft.strangers = draft.strangers.delete(learner) if learner in draft.strangers else draft.strangers
+    draft.dismissed = draft.dismissed.delete(learner) if learner in draft.dismissed else draft.dismissed
     older = draft.newest.get(learner)
     if older is not None:
         refuse(
@@ -80,6 +81,7 @@ def on_hello(draft: Draft, event: HelloReceived) -> None:
             older.generation,
             "superseded",
             f"learner {learner} connected again from {event.address}; two processes with one --learner-id?",
+            replaced=True,
         )
     draft.newest = draft.newest.set(learner, Dial(generation=generation, terms=event.terms))
     if opens:

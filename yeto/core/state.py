@@ -59,6 +59,8 @@ class Fields:
     links: Map[int, Link] = _EMPTY
     away: Map[int, float] = _EMPTY
     """When each id that was here was last seen leaving."""
+    dismissed: Map[int, bool] = _EMPTY
+    """Ids whose last group was refused for good and that have not dialled since: nobody expects them back."""
     strangers: Map[int, str] = _EMPTY
     """Learners turned away before the session was sure of itself, with the sentence why."""
     initial: Map[int, str] = _EMPTY

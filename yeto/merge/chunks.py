@@ -46,8 +46,16 @@ def chunk_bounds(numel: int) -> Iterator[tuple[int, int]]:
 class ProductSum:
     """The f64 sum of products of two f32 tensors, fed chunk by chunk."""
 
-    def __init__(self) -> None:
-        self._lanes = torch.zeros(CHUNK, dtype=torch.float64)
+    def __init__(self, numel: int = CHUNK) -> None:
+        """Begin at 0.
+
+        Args:
+            numel: elements of the largest tensor that will be summed. It never changes a sum; a tensor of a
+                few elements need not pay for clearing the positions of a whole chunk.
+        """
+        self._lanes = torch.zeros(min(numel, CHUNK), dtype=torch.float64)
+        # The same memory. A fold is a handful of tiny additions, which cost torch several times their work.
+        self._folded = self._lanes.numpy()
         self._used = 0
 
     def add(self, left: Tensor, right: Tensor) -> None:
@@ -58,13 +66,16 @@ class ProductSum:
 
     def take(self) -> float:
         """Return the sum so far and begin anew at 0."""
-        count = self._used
-        while count > 1:
-            half = (count + 1) // 2
-            self._lanes[: count - half].add_(self._lanes[half:count])
-            count = half
-        total = float(self._lanes[0])
-        self._lanes[: self._used].zero_()
+        lanes, count = self._folded, self._used
+        if not count:
+            return 0.0
+        with np.errstate(invalid="ignore"):  # infinities of both signs make a NaN, which is the answer
+            while count > 1:
+                half = (count + 1) // 2
+                lanes[: count - half] += lanes[half:count]
+                count = half
+        total = float(lanes[0])
+        lanes[: self._used] = 0.0
         self._used = 0
         return total
 
@@ -112,7 +123,8 @@ class PayloadSource:
                 f"instead of {self._codec.encoded_size(numel)}"
             )
         # A range that does not begin and end on a block of the codec is decoded with what surrounds it.
-        self._buffer: Values = np.empty(CHUNK + 2 * self._codec.ALIGNMENT, dtype=np.float32)
+        room = min(CHUNK, numel) + 2 * self._codec.ALIGNMENT
+        self._buffer: Values = np.empty(room, dtype=np.float32)
         self._tensor = torch.from_numpy(self._buffer)
 
     def chunk(self, start: int, stop: int) -> Tensor:
@@ -138,7 +150,7 @@ def combine(out: Tensor, offset: int, terms: list[tuple[Source, float]]) -> floa
         offset: where in the sources ``out`` begins.
         terms: sources with their coefficients; without any, ``out`` becomes 0.
     """
-    sums, wide = ProductSum(), torch.empty(CHUNK, dtype=torch.float64)
+    sums, wide = ProductSum(out.numel()), wide_buffer(out.numel())
     if not terms:
         out.zero_()
         return 0.0
@@ -174,6 +186,11 @@ def split_power(coefficient: float) -> tuple[float, float]:
     return (_STEP, coefficient / _STEP) if abs(coefficient) > _WIDE else (1.0 / _STEP, coefficient * _STEP)
 
 
+def wide_buffer(numel: int) -> Tensor:
+    """Return an f64 buffer for `widen`: large enough for every chunk of a tensor of ``numel`` elements."""
+    return torch.empty(min(numel, CHUNK), dtype=torch.float64)
+
+
 def widen(chunk: Tensor, buffer: Tensor) -> Tensor:
     """Return ``chunk`` (1-D f32) as f64, in the first elements of ``buffer``."""
     return buffer[: chunk.numel()].copy_(chunk)
@@ -182,8 +199,8 @@ def widen(chunk: Tensor, buffer: Tensor) -> Tensor:
 def product_sum(left: Tensor, right: Tensor) -> float:
     """Return the f64 sum of products of two f32 tensors of one shape."""
     x, y = left.detach().reshape(-1), right.detach().reshape(-1)
-    sums = ProductSum()
-    wide_x, wide_y = torch.empty((2, CHUNK), dtype=torch.float64)
+    sums = ProductSum(x.numel())
+    wide_x, wide_y = wide_buffer(x.numel()), wide_buffer(x.numel())
     for start, stop in chunk_bounds(x.numel()):
         sums.add(widen(x[start:stop], wide_x), widen(y[start:stop], wide_y))
     return sums.take()

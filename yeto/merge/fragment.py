@@ -25,13 +25,13 @@ from torch import Tensor
 
 from yeto.errors import MergeError
 from yeto.merge.chunks import (
-    CHUNK,
     PayloadSource,
     ProductSum,
     TensorSource,
     chunk_bounds,
     product_sum,
     require_f32,
+    wide_buffer,
     widen,
 )
 from yeto.merge.correction import EPSILON, correction
@@ -253,8 +253,9 @@ def _tensor_facts(
     source: PayloadSource, spans: Sequence[tuple[int, int]], momentum: Tensor
 ) -> tuple[TensorFacts, ...]:
     """Return norm and dot product of each span, in one pass over the payload."""
-    squares, dots = ProductSum(), ProductSum()
-    wide_delta, wide_momentum = torch.empty((2, CHUNK), dtype=torch.float64)
+    longest = max((end - begin for begin, end in spans), default=0)
+    squares, dots = ProductSum(longest), ProductSum(longest)
+    wide_delta, wide_momentum = wide_buffer(longest), wide_buffer(longest)
     found = []
     for begin, end in spans:
         for start, stop in chunk_bounds(end - begin):

@@ -10,7 +10,7 @@ from wire_examples import HELLO, HELLOS, KEY, LAYOUT, REPEATABLE
 from yeto.errors import ProtocolError
 from yeto.wire import FragmentLayout, Hello, HelloFragment, HelloLayout, Layout, MergeMode, TensorSpec
 from yeto.wire.errors import AuthenticationError
-from yeto.wire.hello import HELLO_BYTES_MAX, TENSORS_MAX
+from yeto.wire.hello import FRAGMENTS_MAX, HELLO_BYTES_MAX, TENSORS_MAX
 
 START = bytes.fromhex("0400 01000000 efcdab8967452301 02")
 """Version, learner, generation, dtype."""
@@ -163,6 +163,15 @@ def test_largest_layout_fits_and_one_tensor_more_does_not():
         HelloLayout(fragments=(HelloFragment(mode=MergeMode.AVG, numels=(1,) * (TENSORS_MAX + 1)),))
     with pytest.raises(ProtocolError, match="at most 16777216"):
         Hello.decode(bytes(HELLO_BYTES_MAX + 1))
+
+
+def test_more_fragments_than_any_model_needs_are_refused_before_the_first_is_read():
+    one = HelloFragment(mode=MergeMode.AVG, numels=(1,))
+    assert len(HelloLayout(fragments=(one,) * FRAGMENTS_MAX).numels) == FRAGMENTS_MAX
+    with pytest.raises(ProtocolError, match="P 4097, at most 4096 fragments"):
+        HelloLayout(fragments=(one,) * (FRAGMENTS_MAX + 1))
+    with pytest.raises(ProtocolError, match="P 4097, at most 4096 fragments"):
+        Hello.decode(START + struct.pack("<I", FRAGMENTS_MAX + 1))
 
 
 def test_mac_is_the_last_32_bytes_and_is_checked_first():

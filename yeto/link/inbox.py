@@ -21,6 +21,7 @@ import trio
 from attrs import frozen
 
 from yeto.errors import ProtocolError
+from yeto.link.errors import LinkClosed
 from yeto.link.framing import FrameStream
 from yeto.wire.frames import FrameHeader, MessageType
 from yeto.wire.legality import Legality, TensorSizes
@@ -170,5 +171,12 @@ def new_buffer(size: int) -> memoryview:
 
     A ``bytearray`` of a few hundred MiB is filled with zeros on the spot, for which every task of the event
     loop would wait.
+
+    Raises:
+        LinkClosed: there is no memory for it, which is the end of the group that the tensor comes from: a
+            layout can claim terabytes, and everybody else has room.
     """
-    return np.empty(size, dtype=np.uint8).data
+    try:
+        return np.empty(size, dtype=np.uint8).data
+    except MemoryError as error:
+        raise LinkClosed(f"no memory for a tensor of {size} bytes") from error

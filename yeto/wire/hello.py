@@ -30,6 +30,10 @@ TENSORS_MAX: Final = 2**18
 """Tensors of a layout, all fragments together: several times the unfused experts of the largest models;
 bounds what one HELLO can make the syncer build before it is judged."""
 
+FRAGMENTS_MAX: Final = 4096
+"""Fragments of a layout: more than a round for each layer of any model; bounds how long one HELLO can hold up
+everybody else's sockets."""
+
 HASH_BYTES: Final = 32
 """Size of fingerprint, contract and profile."""
 
@@ -75,6 +79,7 @@ class HelloLayout:
     def __attrs_post_init__(self) -> None:
         if not self.fragments:
             raise ProtocolError("HELLO: P 0, a session has at least one fragment")
+        _check_count(len(self.fragments))
         count = sum(len(fragment.numels) for fragment in self.fragments)
         if count > TENSORS_MAX:
             raise ProtocolError(f"HELLO: {count} tensors, at most {TENSORS_MAX} are allowed")
@@ -223,8 +228,14 @@ def _encode_fragment(fragment: HelloFragment) -> bytes:
     return struct.pack(f"<BI{count + len(sides)}Q", fragment.mode, count, *fragment.numels, *sides)
 
 
+def _check_count(fragments: int) -> None:
+    if fragments > FRAGMENTS_MAX:
+        raise ProtocolError(f"HELLO: P {fragments}, at most {FRAGMENTS_MAX} fragments are allowed")
+
+
 def _decode_layout(reader: Reader) -> HelloLayout:
     count = reader.u32("P")
+    _check_count(count)
     tensors = 0
     fragments = []
     for _ in range(count):

@@ -5,17 +5,22 @@ if the liar had not been there, and the tape of each replays.
 """
 
 import contextlib
+import json
+import threading
 
 import attrs
 import numpy as np
+import pytest
 from fake_learner import FakeLearner
 from syncer_runs import bodies, fakes, make_config, on_tape, running, until
 
+from yeto.core import decisions as de
 from yeto.core import events as ev
 from yeto.link import LinkClosed, dial
 from yeto.wire.frames import HEADER_BYTES, SLICE_BYTES, MessageType, encode_header
 from yeto.wire.hello import HelloFragment, HelloLayout
 from yeto.wire.layout import MergeMode
+from yeto.wire.legality import MANIFEST_BYTES_MAX
 from yeto.wire.messages import FRAGMENT_NUMEL_MAX, ChunkHeader, InitHeader
 
 
@@ -47,3 +52,95 @@ async def test_a_layout_of_terabytes_ends_its_own_group(tmp_path, monkeypatch):
             run.join(learner)
         assert await run.end() == 0
     assert bodies(config.event_tape, ev.LearnerLeft)[0].reason.startswith("no memory for a tensor of ")
+
+
+async def left_by(tmp_path, say):
+    """Return why a guest was sent away who says something while the two learners that are needed are there.
+
+    Args:
+        tmp_path: folder of the run, which is whole and ends as if the guest had not been there.
+        say: told the guest, whose group is complete; puts frames on its way.
+    """
+    config = make_config(tmp_path, num_learners=3, total_steps=3, final_ack_timeout_seconds=0.2)
+    guest = FakeLearner(learner=2, sends_manifest=False)
+    steady = fakes()
+
+    async def wait(learner, pull):
+        await until(lambda: guest.closed)
+        return True
+
+    async def connected(guest):
+        say(guest)
+
+    guest.on_connected = connected
+    for learner in steady:
+        learner.before_push = wait
+    async with running(config, *steady) as run:
+        await until(lambda: all(learner.pulls for learner in steady))
+        run.join(guest)
+        await run.end()
+    assert [learner.dials for learner in steady] == [1, 1]
+    assert [commit.step for commit in bodies(config.event_tape, de.RoundCommitted)] == [1, 2, 3]
+    (left,) = (left for left in bodies(config.event_tape, ev.LearnerLeft) if left.learner == 2)
+    return left.reason
+
+
+def manifest_bytes(binding):
+    return json.dumps({"binding": binding, "fragments": [], "merge_alpha": 0.5}).encode()
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b"[" * MANIFEST_BYTES_MAX, "MANIFEST: no strict JSON (nested too deeply)"),
+        (
+            manifest_bytes({"a": [[[[[[[[1]]]]]]]]}),
+            "MANIFEST: nested too deeply, at most 8 levels are allowed",
+        ),
+        (b'{"a":' + b"9" * 900_000 + b"}", "MANIFEST: no strict JSON (Exceeds the limit"),
+        (manifest_bytes({}), "MANIFEST: fragments must be a list that is not empty"),
+        (manifest_bytes({"k" * 900_000: 1.5}), "MANIFEST: binding.kkk"),
+        (
+            manifest_bytes({"model\nlearner 0 left": 1.5}),
+            "MANIFEST: binding.model\\nlearner 0 left: 1.5 is a float",
+        ),
+    ],
+    ids=["brackets", "levels", "digits", "empty", "key", "line"],
+)
+async def test_a_manifest_that_is_none_is_told_in_a_sentence(tmp_path, payload, reason, caplog):
+    told = await left_by(
+        tmp_path, lambda guest: guest.group.outbox.put_control(MessageType.MANIFEST, payload)
+    )
+    assert told.startswith(reason)
+    assert len(told) < 600
+    (line,) = (r.getMessage() for r in caplog.records if "broke the protocol" in r.getMessage())
+    assert told in line
+    assert "\n" not in line
+
+
+async def test_a_second_manifest_ends_the_group(tmp_path):
+    def say(guest):
+        for _ in range(2):
+            guest.group.outbox.put_control(MessageType.MANIFEST, guest.manifest.encode())
+
+    assert (await left_by(tmp_path, say)).startswith("MANIFEST: it was sent before")
+
+
+async def test_nobody_waits_for_the_reading_of_a_manifest(tmp_path, monkeypatch):
+    """It can have tens of thousands of tensors; here it takes as long as the whole run of the others."""
+    over = threading.Event()
+    monkeypatch.setattr("yeto.syncer.group.checked_manifest", lambda hello, payload: over.wait(60))
+    config = make_config(tmp_path, num_learners=3, total_steps=3, wait_for=3, final_ack_timeout_seconds=0.2)
+    guest = FakeLearner(learner=2, on_connected=None)
+    steady = fakes(sends_manifest=False)
+
+    async def never(learner, pull):
+        return False
+
+    guest.before_push = never
+    try:
+        async with running(config, *steady, guest) as run:
+            assert await run.end() == 3
+    finally:
+        over.set()
+    assert [commit.step for commit in bodies(config.event_tape, de.RoundCommitted)] == [1, 2, 3]

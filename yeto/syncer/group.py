@@ -15,6 +15,7 @@ Nothing a peer does here is an error of the syncer. Whatever ends the group beco
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 import trio
 
@@ -49,6 +50,10 @@ from yeto.wire.messages import (
 from yeto.wire.striping import Buffer
 
 log = logging.getLogger("yeto.syncer")
+
+
+REASON_CHARS_MAX: Final = 500
+"""Of why a group ended, as log and tape keep it: a sentence. A key of a manifest alone can have a MiB."""
 
 
 def outbox_bytes_max(sizes: TensorSizes) -> int:
@@ -116,8 +121,8 @@ class LearnerGroup:
                 await self._link.run()
                 reason = self.refusal or "released"
             except ProtocolError as error:
-                log.warning("%s broke the protocol: %s; connection closed", self.name, error)
-                reason = str(error)
+                reason = in_one_line(str(error))
+                log.warning("%s broke the protocol: %s; connection closed", self.name, reason)
             except LinkClosed as error:
                 reason = self.refusal or str(error)
             nursery.cancel_scope.cancel()
@@ -192,7 +197,12 @@ class LearnerGroup:
                     BudgetReported(at=UNSTAMPED, learner=learner, generation=generation, local_steps=steps)
                 )
             case MessageType.MANIFEST:
-                self.manifest = checked_manifest(self.hello, payload)
+                if self.manifest is not None:
+                    raise ProtocolError("MANIFEST: it was sent before; one belongs behind a HELLO")
+                # Tens of thousands of tensors take seconds, for which nobody else should wait.
+                self.manifest = await trio.to_thread.run_sync(
+                    checked_manifest, self.hello, payload, abandon_on_cancel=True
+                )
                 self._first_values.manifest_arrived(self.manifest)
             case _:
                 raise ProtocolError(f"{kind.name} is not a control message")
@@ -252,6 +262,13 @@ class LearnerGroup:
                         )
                     )
             seen = now
+
+
+def in_one_line(text: str) -> str:
+    """Return a text that a peer had a hand in as one printable line, cut when it is no sentence any more."""
+    if len(text) > REASON_CHARS_MAX:
+        text = f"{text[:REASON_CHARS_MAX]}..."
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
 def checked_manifest(hello: Hello, payload: bytes) -> TrainingManifest:

@@ -34,7 +34,14 @@ async def test_a_childs_own_last_line_explains_its_failure(child):
     code = await failing.wait()
     error = failing.failure(code)
     assert code == 2
-    assert (str(error), error.exit_code) == ("worker: port 7 is taken", 2)
+    assert (str(error), error.exit_code) == (f"worker: port 7 is taken; its log is {failing.log}", 2)
+
+
+async def test_a_childs_line_in_its_own_name_explains_its_failure_too(child):
+    refused = child("print('worker: refused: seed differs'); raise SystemExit(1)")
+    refused.start()
+    error = refused.failure(await refused.wait())
+    assert str(error) == f"worker: refused: seed differs; its log is {refused.log}"
 
 
 async def test_a_child_that_ignores_sigterm_is_killed(child):

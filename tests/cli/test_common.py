@@ -1,3 +1,4 @@
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ import attrs
 import pytest
 from cyclopts import App, Parameter
 
-from yeto.cli.common import run_app, take_flag
+from yeto.cli.common import run_app, sigterm_unwinds, take_flag
 from yeto.cli.passing import flags_without, to_words
 from yeto.errors import ConfigError, TapeError
 
@@ -63,7 +64,7 @@ def test_a_table_of_another_role_is_left_alone(tmp_path):
         (["--size", "big"], "--size"),
         (["--size", "1", "--mode", "c"], "--mode"),
         (["--size", "1", "--colour", "red"], "--colour"),
-        (["--size", "1", "--config", "/nowhere/run.toml"], "/nowhere/run.toml: no such file"),
+        (["--size", "1", "--config", "/nowhere/run.toml"], "/nowhere/run.toml: No such file"),
         (["--size", "1", "--config"], "--config needs a value"),
     ],
 )
@@ -162,3 +163,56 @@ def test_a_new_key_is_private_and_never_overwritten(tmp_path):
     assert code == 2
     assert "exists already" in err
     assert path.read_text() == key
+
+
+def test_an_error_nobody_foresaw_is_one_line_too(capsys):
+    def failing() -> int:
+        raise ExceptionGroup("several", [ExceptionGroup("inner", [KeyError("x\ny")])])
+
+    assert run([], command=failing)[0] == 1
+    said = capsys.readouterr().err
+    assert said.startswith("yeto: unexpected KeyError: ")
+    assert said.count("\n") == 1
+    assert run(["--debug"], command=failing)[0] == 1
+    assert "Traceback" in capsys.readouterr().err
+
+    def refused() -> int:
+        Path("/proc/none/file").read_text()
+        return 0
+
+    assert run([], command=refused)[0] == 1
+    assert "/proc/none/file" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_one_line(capsys):
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    assert run([], command=interrupted)[0] == 130
+    assert capsys.readouterr().err == "yeto: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (b"size = ", "not TOML"),
+        (b"\xff", "not TOML"),
+        (b"size = 4\n", "no table [thing]"),
+        (b"thing = 4\n", "no table [thing]"),
+    ],
+)
+def test_a_file_that_says_nothing_to_the_command_is_refused(tmp_path, capsys, text, named):
+    file = tmp_path / "run.toml"
+    file.write_bytes(text)
+    assert run(["--config", str(file)], table="thing")[0] == 2
+    said = capsys.readouterr().err
+    assert str(file) in said
+    assert named in said
+    assert said.count("\n") == 1
+
+
+def test_sigterm_unwinds_a_block():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), sigterm_unwinds():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == before

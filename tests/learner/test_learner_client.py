@@ -11,8 +11,8 @@ import trio
 from fake_syncer import fake_syncer
 from learner_fakes import Steps, TinyTask, config, eventually
 
-from yeto.errors import DataError, YetoError
-from yeto.learner.app import Learner
+from yeto.errors import ConfigError, DataError, YetoError
+from yeto.learner.app import Learner, run_learner
 from yeto.learner.loop import InnerLoop
 from yeto.learner.progress import Progress
 from yeto.learner.stopwatch import Stopwatch
@@ -279,7 +279,7 @@ async def test_failed_authentication_is_not_retried(learn, key):
     async with fake_syncer(key=b"right") as syncer, learn(syncer, auth_key=key) as run:
         outcome = await run.expect_end()
         assert outcome.exit_code == 1
-        assert "HELLO authentication failed" in outcome.reason
+        assert "HELLO authentication failed; --auth-key-file must hold" in outcome.reason
         assert syncer.refused == ["HELLO authentication failed"]
         assert run.task.saved == []
 
@@ -472,6 +472,25 @@ async def test_an_error_of_the_training_thread_comes_out(learn):
         with pytest.raises(DataError, match="no target"):
             await run.expect_end()
         assert run.log("exit")[0]["code"] == 1
+
+
+async def test_a_result_that_cannot_be_saved_says_where_it_still_is(learn):
+    def full(folder):
+        raise RuntimeError("No space left on device")
+
+    async with fake_syncer() as syncer, learn(syncer, free=True) as run:
+        run.task.save = full
+        link, inits = await seeded(syncer)
+        link.final(2, [1, 2], inits)
+        with pytest.raises(YetoError, match=r"cannot save in --output-dir .*No space left .*yeto-export"):
+            await run.expect_end()
+
+
+def test_an_output_folder_that_cannot_be_is_refused_before_anything_is_loaded(tmp_path):
+    (tmp_path / "file").write_text("")
+    settings = config(syncer="none", max_local_steps=1, output_dir=tmp_path / "file" / "out")
+    with pytest.raises(ConfigError, match=r"--output-dir .*: cannot be written to: Not a directory"):
+        run_learner(settings, lambda: pytest.fail("loaded the task first"))
 
 
 async def test_without_a_syncer_the_same_loop_is_the_baseline(learn, tmp_path):

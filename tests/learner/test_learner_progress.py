@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -142,3 +143,30 @@ def test_on_a_terminal_the_line_is_redrawn(monkeypatch):
     assert "learner 0: a word" in stream.getvalue()
     assert "\x1b[?25l" in stream.getvalue(), "the cursor is hidden meanwhile"
     assert stream.getvalue().endswith("\x1b[?25h") or "\x1b[?25h" in stream.getvalue()
+
+
+def test_the_same_trouble_with_the_link_is_said_once():
+    shown = io.StringIO()
+    with Progress(learner_id=0, stream=shown) as progress:
+        for _ in range(3):
+            progress.link("connecting", "host:1")
+            progress.link("down", "refused")
+        progress.link("connecting", "host:1")
+        progress.link("down", "no route")
+        progress.link("connecting", "host:1")
+        progress.link("up", "host:1")
+    assert shown.getvalue().splitlines() == [
+        "learner 0: link connecting: host:1",
+        "learner 0: link down: refused",
+        "learner 0: link down: no route",
+        "learner 0: link up: host:1",
+    ]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_log_on_a_full_disk_ends_and_training_goes_on():
+    shown = io.StringIO()
+    with Progress(learner_id=0, log_path=Path("/dev/full"), stream=shown) as progress:
+        progress.stepped(step(), local_step=1, tokens=10)
+        progress.stepped(step(), local_step=2, tokens=20)
+    assert shown.getvalue().count("--log-jsonl ends here: No space left on device") == 1

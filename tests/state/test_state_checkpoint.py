@@ -232,7 +232,7 @@ class TestTimelines:
 class TestRefusals:
     def test_there_is_none(self, tmp_path, folder):
         assert not has_checkpoint(folder)
-        with pytest.raises(CheckpointError, match="there is no checkpoint; start without --resume"):
+        with pytest.raises(CheckpointError, match="there is no checkpoint; a syncer writes them"):
             read_checkpoint(folder)
         (folder / "fragments").mkdir(parents=True)
         assert not has_checkpoint(folder)

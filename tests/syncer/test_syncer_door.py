@@ -239,3 +239,56 @@ async def test_pushes_nobody_asked_for_are_drained(tmp_path):
 
 async def test_a_small_layout_is_what_the_fakes_use():
     assert [f.numel for f in small_layout().fragments] == [40, 58, 58]
+
+
+async def test_a_learner_with_a_key_is_told_that_the_syncer_has_none(tmp_path):
+    config = make_config(tmp_path, total_steps=3)
+    keyed = FakeLearner(learner=0, key=b"secret")
+    async with running(config) as run:
+        run.join(keyed)
+        await until(lambda: keyed.error)
+        for learner in fakes():
+            run.join(learner)
+        assert await run.end() == 0
+    assert "this syncer has no key" in keyed.error
+    assert "--auth-key-file" in keyed.error
+
+
+@pytest.mark.parametrize("change", ["binding", "layout"])
+async def test_another_layout_is_refused_with_what_differs(tmp_path, change):
+    config = make_config(tmp_path)
+    learners = fakes()
+    stranger = FakeLearner(
+        learner=1,
+        layout=small_layout(numel=48) if change == "binding" else small_layout(mode=MergeMode.AVG),
+        binding=BINDING | ({"seed": 7} if change == "binding" else {}),
+    )
+
+    async def hold(learner, pull):
+        if pull.step == 2:
+            await until(lambda: stranger.error is not None)
+        return True
+
+    learners[0].before_push = hold
+    async with running(config, *learners) as run:
+        await until(lambda: learners[0].pulls)
+        run.join(stranger)
+        assert await run.end() == 0
+    if change == "binding":
+        assert stranger.error.startswith("seed differs: the session has 0, learner 1 has 7")
+    else:
+        assert "(rda)" in stranger.error
+        assert "(avg)" in stranger.error
+
+
+async def test_the_data_sockets_of_a_refused_learner_are_no_strangers(tmp_path, caplog):
+    config = make_config(tmp_path, bounds=attrs.evolve(BOUNDS, handshake_seconds=0.3), total_steps=3)
+    async with running(config) as run:
+        stranger = FakeLearner(learner=5, num_streams=3)
+        run.join(stranger)
+        await until(lambda: stranger.error)
+        await trio.sleep(0.5)
+        for learner in fakes():
+            run.join(learner)
+        assert await run.end() == 0
+    assert "did not say in time" not in caplog.text

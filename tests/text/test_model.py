@@ -1,6 +1,10 @@
 import logging
+import os
+import shutil
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,12 +13,15 @@ from peft import get_peft_model_state_dict
 from torch import nn
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen3MoeConfig
 
-from yeto.errors import ConfigError
+from yeto.errors import ConfigError, DataError
 from yeto.layout import build_layout
+from yeto.text import hub
 from yeto.text import model as model_module
 from yeto.text.identity import identify
 from yeto.text.lora import add_adapter, canonical_name, find_targets
 from yeto.text.model import documents_leak, load_model, probe_micro_batch
+from yeto.text.rows import open_source
+from yeto.text.tokenizer import load_tokenizer
 
 SMALL = {
     "vocab_size": 97,
@@ -309,3 +316,53 @@ def test_settings_do_not_load_torch():
     code = "import sys, yeto.text; yeto.text.TextConfig(model='m'); assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda folder: os.truncate(folder / "model.safetensors", 1000), "does not load as a language model"),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
+        (lambda folder: (folder / "config.json").write_text('{"model_type": "none"}'), "none"),
+        (lambda folder: (folder / "config.json").unlink(), "not a model folder"),
+    ],
+    ids=["cut weights", "no JSON", "unknown architecture", "no config"],
+)
+def test_a_damaged_model_folder_is_named_whatever_the_library_raises(config, tmp_path, damage, problem):
+    folder = tmp_path / "model"
+    shutil.copytree(config.model, folder)
+    damage(folder)
+    with pytest.raises(ConfigError) as caught:
+        load_model(evolve(config, model=str(folder)))
+    assert str(caught.value).startswith(f"--model {folder}: ")
+    assert problem in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["./none", "/none", "a/b/c", "pyproject.toml"])
+def test_what_can_be_no_id_is_not_looked_for_on_the_hub(config, monkeypatch, name):
+    monkeypatch.setattr(hub, "unreachable_hub", lambda *args, **kwargs: pytest.fail("asked the hub"))
+    monkeypatch.chdir(Path(__file__).parent.parent.parent)
+    with pytest.raises(ConfigError, match=f"--model {name}: no such folder$"):
+        load_tokenizer(evolve(config, model=name))
+
+
+def test_a_hub_that_cannot_be_reached_is_said_at_once(config, monkeypatch):
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub.constants, "ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setattr(hub, "getproxies", dict)
+    problem = "no such folder, and as a Hugging Face id: http://127.0.0.1:1 cannot be reached"
+    with pytest.raises(ConfigError, match=problem):
+        load_tokenizer(evolve(config, model="owner/name"))
+    with pytest.raises(DataError, match="as a Hugging Face data set it failed: http"):
+        open_source("owner/rows")
+
+
+def test_a_reachable_hub_and_a_proxy_are_left_to_the_client(monkeypatch):
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "getproxies", dict)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        assert hub.unreachable_hub("owner/name") is None
+    monkeypatch.setattr(hub, "getproxies", lambda: {"https": "http://127.0.0.1:1"})
+    assert hub.unreachable_hub("owner/name") is None

@@ -1,10 +1,10 @@
 import math
+import re
 from itertools import islice
 
 import pytest
 import torch
 from attrs import evolve
-from text_helpers import chat
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from yeto.errors import ConfigError, DataError
@@ -280,15 +280,38 @@ def test_no_held_out_rows_no_evaluation(config):
     assert build_task(config).evaluate() is None
 
 
-def test_held_out_rows_without_a_target_are_refused(config, write_rows):
-    task = build_task(evolve(config, eval_data=write_rows([chat("only a question")])))
-    with pytest.raises(DataError, match=r"--eval-data .*: 1 rows without a supervised token"):
-        task.evaluate()
-
-
 def test_columns_of_a_data_set_of_questions_and_answers(config, write_rows):
     path = write_rows([{"question": "What is 2 + 3?", "answer": "2 + 3 = <<2+3=5>>5\n#### 5"}] * 3)
     task = build_task(
         evolve(config, data=path, columns="user=question,assistant=answer", seq_len=48, mask_report=1)
     )
     assert next(task.batches()).targets > 0
+
+
+NO_ROW = [{"colour": "red"}]
+NO_REPLY = [{"messages": [{"role": "user", "content": "Hello?"}]}]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"data": "/nowhere/rows.jsonl"}, "--data /nowhere/rows.jsonl: no such file"),
+        ({"eval_data": "/nowhere/rows.jsonl"}, "--eval-data /nowhere/rows.jsonl: no such file"),
+        ({"data": []}, "no rows for learner 0 of 1"),
+        ({"data": NO_ROW}, "rows.jsonl line 1: columns colour fit no format"),
+        ({"eval_data": NO_ROW}, "rows.jsonl line 1: columns colour fit no format"),
+        ({"eval_data": NO_REPLY}, "without a supervised token"),
+    ],
+)
+def test_wrong_rows_are_found_before_the_model_is_loaded(config, write_rows, monkeypatch, change, problem):
+    monkeypatch.setattr("yeto.text.task.load_model", lambda config: pytest.fail("loaded the model first"))
+    change = {name: write_rows(rows) if isinstance(rows, list) else rows for name, rows in change.items()}
+    with pytest.raises(DataError, match=re.escape(problem)):
+        build_task(evolve(config, **change))
+
+
+def test_a_template_that_is_no_text_is_refused(config, tmp_path):
+    template = tmp_path / "template.jinja"
+    template.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="cannot be read as UTF-8 text"):
+        build_task(evolve(config, chat_template=str(template)))

@@ -108,14 +108,18 @@ class Child:
 
     def failure(self, code: int) -> YetoError:
         """Return the error that explains an exit: the child's own last line, where it left one."""
-        said = [line for line in self._log_tail() if line.startswith("yeto: ")]
-        why = said[-1].removeprefix("yeto: ") if said else f"exit code {code}; its log is {self.log}"
+        # An error comes from the command ("yeto: "), the end of an exchange from the learner by its name.
+        own = f"{self.name}: "
+        said = [line for line in self._log_tail() if line.startswith(("yeto: ", own))]
+        why = said[-1].removeprefix("yeto: ").removeprefix(own) if said else f"exit code {code}"
+        why += f"; its log is {self.log}"
         error = YetoError(f"{self.name}: {why}")
         error.exit_code = code if code > 0 else 1
         return error
 
     def _words(self) -> list[str]:
-        return [sys.executable, "-m", "yeto.cli.child", str(os.getpid()), *self._command]
+        # The log has room for the traceback that a terminal is spared.
+        return [sys.executable, "-m", "yeto.cli.child", str(os.getpid()), *self._command, "--debug"]
 
     def _log_tail(self) -> list[str]:
         with self.log.open("rb") as log:

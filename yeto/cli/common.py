@@ -1,15 +1,19 @@
 """What all commands share: where flags come from, how errors look, which exit code they give.
 
 A flag is taken from the command line, else from ``YETO_<FLAG>``, else from the file named by ``--config``.
-Errors are one line on stderr saying cause and remedy; ``--debug`` adds the traceback.
+Errors are one line on stderr saying cause and remedy; ``--debug`` adds the traceback. That holds for errors
+that nobody foresaw, too: they know no remedy, but they need not bury their cause under forty lines.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import tomllib
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,11 +70,12 @@ def run_app(build: Callable[[], App], tokens: Sequence[str], *, table: str | Non
         app = build()
         sources: list[Any] = [Env("YETO_", command=False)]
         if config_path is not None:
-            if not Path(config_path).is_file():
-                raise ConfigError(f"--config {config_path}: no such file")
+            _check_config_file(Path(config_path), table)
             roots = () if table is None else (table,)
             sources.append(Toml(config_path, root_keys=roots, use_commands_as_keys=table is None))
         app.config = sources
+        # It would end the process in silence.
+        app.suppress_keyboard_interrupt = False
         try:
             result = app(words, exit_on_error=False, print_error=False, result_action="return_value")
         except CycloptsError as error:
@@ -80,11 +85,51 @@ def run_app(build: Callable[[], App], tokens: Sequence[str], *, table: str | Non
     except YetoError as error:
         return fail(error, debug=debug)
     except KeyboardInterrupt:
+        print("yeto: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output (head, less) went away; there is nobody left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except Exception as error:
+        if debug:
+            traceback.print_exception(error)
+        return fail(unforeseen(error))
+
+
+def _check_config_file(path: Path, table: str | None) -> None:
+    """Refuse a file that is not TOML, or that has nothing to say to this command."""
+    try:
+        with path.open("rb") as file:
+            tables = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path}: not TOML: {error}") from error
+    if table is not None and not isinstance(tables.get(table), dict):
+        raise ConfigError(f"--config {path}: has no table [{table}]; this command's flags belong there")
+
+
+def unforeseen(error: BaseException) -> YetoError:
+    """Return what to tell a person about an error that is none of ours."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, OSError):
+        # The system's own sentence has the cause and the file.
+        return YetoError(f"{error}; --debug shows where it happened")
+    return YetoError(
+        f"unexpected {type(error).__name__}: {error}; this should not happen: --debug shows where it did"
+    )
+
+
+@contextmanager
+def sigterm_unwinds() -> Iterator[None]:
+    """Have SIGTERM end the block as Ctrl-C does, so that what it began to write is removed."""
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def fail(error: YetoError, *, debug: bool = False) -> int:

@@ -11,7 +11,8 @@ import attrs
 from cyclopts import App, Parameter
 
 from yeto import __version__
-from yeto.cli.common import run_app
+from yeto.cli.common import run_app, sigterm_unwinds
+from yeto.cli.quiet import silence_libraries
 
 HELP = """Write the model that a checkpoint holds: a PEFT adapter folder, or a model folder.
 
@@ -52,24 +53,26 @@ def export_command(
     ] = False,
 ) -> int:
     """Write the model that a checkpoint holds."""
+    silence_libraries()
     from yeto.text.export import export
 
-    report = export(
-        checkpoint,
-        model,
-        output_dir,
-        model_revision=model_revision,
-        trust_remote_code=trust_remote_code,
-        tuning=tuning,
-        lora_r=lora_r,
-        lora_alpha=lora_alpha,
-        lora_targets=lora_targets,
-        merged=merged,
-        verify=verify,
-        overwrite=overwrite,
-        dtype=dtype,
-        say=_say,
-    )
+    with sigterm_unwinds():
+        report = export(
+            checkpoint,
+            model,
+            output_dir,
+            model_revision=model_revision,
+            trust_remote_code=trust_remote_code,
+            tuning=tuning,
+            lora_r=lora_r,
+            lora_alpha=lora_alpha,
+            lora_targets=lora_targets,
+            merged=merged,
+            verify=verify,
+            overwrite=overwrite,
+            dtype=dtype,
+            say=_say,
+        )
     if json_:
         print(json.dumps(attrs.asdict(report), default=str))
     return 0

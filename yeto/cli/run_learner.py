@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from attrs import frozen
 from cyclopts import Group, Parameter
 
+from yeto.cli.quiet import configure_logging, silence_libraries
 from yeto.learner.config import LearnerConfig
 from yeto.text.config import TextConfig
 from yeto.wire.auth import load_key
@@ -297,6 +298,8 @@ class LearnerFlags:
 def run_learner_command(flags: LearnerFlags) -> int:
     """Train this island's learner until the final cut."""
     learner, text = flags.learner_config(), flags.text_config()
+    silence_libraries()
+    configure_logging(f"learner {learner.learner_id}")
     # Checked first, loaded second: a wrong flag must not cost the seconds that torch takes.
     from yeto.learner.app import run_learner
     from yeto.learner.task import Task

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,8 +13,10 @@ import attrs
 from attrs import frozen
 from cyclopts import Group, Parameter
 
+from yeto.cli.common import INTERRUPTED, sigterm_unwinds
 from yeto.cli.local import STOPPED, LocalRun
 from yeto.cli.passing import flags_without, to_words
+from yeto.cli.quiet import silence_libraries
 from yeto.cli.run_learner import LearnerFlags
 from yeto.cli.run_syncer import SyncerFlags
 from yeto.errors import ConfigError, ReplayDivergence
@@ -77,7 +81,7 @@ def run_local_command(
     """
     if flags.learners < 1:
         raise ConfigError(f"--learners {flags.learners}: need at least 1")
-    _check_folder(flags)
+    silence_libraries()
     settings = LearnerFlags(
         **{"syncer": "127.0.0.1:1", "model": flags.model, "data": flags.data, "eval_data": flags.eval_data}
         | {field.name: getattr(learner, field.name) for field in attrs.fields(LearnerPart)}
@@ -85,12 +89,13 @@ def run_local_command(
     )
     settings.learner_config()
     text = settings.text_config()
-    # The syncer's own checks, before anything is written.
+    # The syncer's own checks; only then is anything written.
     SyncerFlags(
         learners=flags.learners,
         total_steps=flags.total_steps or 1,
         **{field.name: getattr(syncer, field.name) for field in attrs.fields(SyncerPart)},
     ).config()
+    _check_folder(flags)
 
     if flags.eval_data is None:
         from yeto.cli.local_result import hold_out
@@ -122,21 +127,42 @@ def run_local_command(
     code = run.train()
     if code == STOPPED:
         print(
-            f"stopped before the end. Go on: the same command with --resume. The model so far: {_export(run)}"
+            "stopped before the end. Go on: the same command with --resume. "
+            f"The model so far: {_export(run, text)}"
         )
         return code
-    return _finish(run, text)
+    try:
+        with sigterm_unwinds():
+            return _finish(run, text)
+    except KeyboardInterrupt:
+        print(f"interrupted after the end of training. The result: {_export(run, text)}")
+        return INTERRUPTED
+
+
+BEFORE_A_RUN = {"data", "logs"}
+"""What a command that failed before its run began may have left in the folder; in no later one's way."""
 
 
 def _check_folder(flags: LocalFlags) -> None:
-    if flags.resume:
-        if not (flags.run_dir / "events.jsonl").exists():
-            raise ConfigError(f"--resume: there is no run in --run-dir {flags.run_dir}")
-    elif flags.run_dir.exists() and any(flags.run_dir.iterdir()):
+    folder = flags.run_dir
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        present = {path.name for path in folder.iterdir()}
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
         raise ConfigError(
-            f"--run-dir {flags.run_dir} is not empty; name another folder, or go on with its run: --resume"
+            f"--run-dir {folder}: {error.strerror}; name a folder that can be written"
+        ) from error
+    if flags.resume:
+        if "events.jsonl" not in present:
+            raise ConfigError(
+                f"--resume: there is no run in --run-dir {folder}; to begin one, leave out --resume"
+            )
+    elif present - BEFORE_A_RUN:
+        raise ConfigError(
+            f"--run-dir {folder} is not empty; name another folder, or go on with its run: --resume"
         )
-    flags.run_dir.mkdir(parents=True, exist_ok=True)
 
 
 def _total_steps(flags: LocalFlags, learner: LearnerFlags, text: Any, interval: float) -> int:
@@ -176,8 +202,15 @@ def _epoch_tokens(text: Any) -> int:
     return sum(len(encode(row).ids) for row in source.rows(Cursor()))
 
 
-def _export(run: LocalRun) -> str:
-    return f"yeto-export --checkpoint {run.checkpoint} --output-dir {run.folder / 'adapter'}"
+def _result(run: LocalRun, text: Any) -> Path:
+    """Return the folder of the exported result."""
+    return run.folder / ("adapter" if text.tuning == "lora" else "model")
+
+
+def _export(run: LocalRun, text: Any) -> str:
+    """Return the command that exports what the checkpoint holds."""
+    words = ["yeto-export", "--checkpoint", str(run.checkpoint), "--model", text.model]
+    return shlex.join([*words, "--output-dir", str(_result(run, text))])
 
 
 def _finish(run: LocalRun, text: Any) -> int:
@@ -186,11 +219,13 @@ def _finish(run: LocalRun, text: Any) -> int:
     from yeto.tape import replay
     from yeto.text.export import export
 
-    result = run.folder / ("adapter" if text.tuning == "lora" else "model")
+    result = _result(run, text)
     export(
         run.checkpoint,
         text.model,
         result,
+        model_revision=text.model_revision,
+        trust_remote_code=text.trust_remote_code,
         overwrite=True,
         say=lambda line: print(line, flush=True),
     )

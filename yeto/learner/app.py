@@ -12,11 +12,13 @@ import os
 import random
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import trio
 
-from yeto.errors import YetoError
+from yeto.errors import ConfigError, YetoError
 from yeto.learner.bells import Bell
 from yeto.learner.client import Client
 from yeto.learner.config import LearnerConfig
@@ -45,8 +47,10 @@ def run_learner(config: LearnerConfig, make_task: Callable[[], Task]) -> int:
         refused this learner or never answered, 4 when the run was stopped before its final cut.
 
     Raises:
-        YetoError: the task cannot be loaded or trained.
+        ConfigError: the output folder or the log cannot be written to.
+        YetoError: the task cannot be loaded or trained, or the result not saved.
     """
+    _require_writable(config.output_dir)
     with Progress(
         learner_id=config.learner_id, max_local_steps=config.max_local_steps, log_path=config.log_jsonl
     ) as progress:
@@ -183,6 +187,20 @@ class Learner:
         self._arrivals.stop(Stop(exit_code=STOPPED, reason=f"stopped by {name}"))
         if self._client is not None:
             self._client.stop_requested()
+
+
+def _require_writable(folder: Path) -> None:
+    """Look whether the output folder can be made and written: no training may end at a wrong path."""
+    there = folder.absolute()
+    while not there.exists():
+        there = there.parent
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"--output-dir {folder}: cannot be written to: {error.strerror}; name another folder"
+        ) from error
 
 
 def _leave_now(code: int) -> None:

@@ -24,6 +24,7 @@ from yeto.learner.mailbox import Arrivals, Departures, FinalCut
 from yeto.learner.push import encode_push
 from yeto.link import FrameStream, Group, LinkClosed, Places, new_buffer
 from yeto.wire import codecs, f32
+from yeto.wire.auth import REFUSAL
 from yeto.wire.digest import digest
 from yeto.wire.frames import MessageType
 from yeto.wire.legality import TensorSizes
@@ -305,7 +306,11 @@ class Connection:
 
 def refusal(payload: bytes) -> PermanentFailure:
     """Return what an ERROR means for this learner."""
-    return PermanentFailure(f"refused by the syncer: {ErrorMessage.decode(payload).text}")
+    text = ErrorMessage.decode(payload).text
+    if text == REFUSAL:
+        # The protocol fixes the words, so that they tell a stranger nothing; our user needs the remedy.
+        text += "; --auth-key-file must hold the syncer's key on every learner"
+    return PermanentFailure(f"refused by the syncer: {text}")
 
 
 async def close_all(streams: tuple[FrameStream, ...]) -> None:

@@ -20,6 +20,7 @@ is Unix time in seconds. Fields by ``kind``:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
@@ -83,6 +84,7 @@ class Progress:
         self._recent: deque[tuple[float, int]] = deque(maxlen=RATE_STEPS + 1)
         self._phase = "loading"
         self._link = "none"
+        self._link_said = ("", "")
         self._loss: float | None = None
         self._staleness = 0
         self.local_step = 0
@@ -108,7 +110,9 @@ class Progress:
             self._live.stop()
             self._live = None
         if self._log is not None:
-            self._log.close()
+            # What could not be written was told when it happened.
+            with contextlib.suppress(OSError):
+                self._log.close()
             self._log = None
 
     # -- facts ----------------------------------------------------------------------------------------
@@ -120,12 +124,18 @@ class Progress:
             self._write("phase", phase=phase)
 
     def link(self, state: str, detail: str) -> None:
-        """The link is ``connecting``, ``up`` or ``down``."""
+        """The link is ``connecting``, ``up`` or ``down``.
+
+        People are told once: an hour of dialling in vain, always for the same reason, is one line of it.
+        """
         with self._lock:
-            changed = state != self._link
             self._link = state
             self._write("link", link=state, detail=detail)
-        if changed:
+            is_redial = state == "connecting" and self._link_said[0] == "down"
+            is_news = not is_redial and (state, detail) != self._link_said
+            if is_news:
+                self._link_said = (state, detail)
+        if is_news:
             self._say(f"link {state}: {detail}")
 
     def stepped(self, result: StepResult, *, local_step: int, tokens: int) -> None:
@@ -296,5 +306,14 @@ class Progress:
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in fields.items()
         }
-        self._log.write(json.dumps(record, allow_nan=False) + "\n")
-        self._log.flush()
+        try:
+            self._log.write(json.dumps(record, allow_nan=False) + "\n")
+            self._log.flush()
+        except OSError as error:
+            # A full disk is no reason to lose a training.
+            with contextlib.suppress(OSError):
+                self._log.close()
+            self._log = None
+            self._print(
+                f"learner {self._learner_id}: --log-jsonl ends here: {error.strerror}; training goes on"
+            )

@@ -18,7 +18,7 @@ import torch
 from attrs import evolve, frozen
 from torch import nn
 
-from yeto.errors import ProtocolError
+from yeto.errors import ProtocolError, YetoError
 from yeto.layout import build_layout, embedding_advice
 from yeto.learner.anchors import Broadcast, FragmentBook, Receipt, Taken
 from yeto.learner.boundary import Boundary
@@ -299,8 +299,23 @@ class Trainer:
         )
 
     def _save(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._task.save(folder)
+        """Save the local weights.
+
+        Raises:
+            YetoError: the system refuses, in whatever way the library that writes says so.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._task.save(folder)
+        except YetoError:
+            raise
+        except Exception as error:
+            rescue = (
+                "the syncer's checkpoint has the global model: yeto-export"
+                if self._config.has_syncer
+                else "the trained weights are lost"
+            )
+            raise YetoError(f"cannot save in --output-dir {folder}: {error}; {rescue}") from error
 
 
 def _plain(value: object) -> str:

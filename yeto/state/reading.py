@@ -57,7 +57,7 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
     if path.is_dir():
         return _read_folder(path)
     if not path.exists():
-        raise CheckpointError(f"{path}: there is no checkpoint; start without --resume to begin a new run")
+        raise CheckpointError(f"{path}: there is no checkpoint; a syncer writes them to --checkpoint-path")
     if is_single_file(path):
         return read_single_file(path)
     if path.suffix != ".json":
@@ -70,7 +70,7 @@ def _read_folder(folder: Path) -> Checkpoint:
         steps = manifest_steps(folder)
         if not steps:
             raise CheckpointError(
-                f"{folder}: there is no checkpoint in this folder; start without --resume to begin a new run"
+                f"{folder}: there is no checkpoint in this folder; a syncer writes them to --checkpoint-path"
             )
         checkpoint = _newest_complete(folder, steps)
         if checkpoint is not None:

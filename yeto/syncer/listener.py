@@ -27,10 +27,11 @@ from yeto.syncer.group import LearnerGroup, checked_manifest
 from yeto.syncer.pump import UNSTAMPED
 from yeto.syncer.receivers import Receivers
 from yeto.syncer.registry import Registry
-from yeto.syncer.session import Session
+from yeto.syncer.session import EXPLAINED, Session
+from yeto.wire.auth import MAC_BYTES
 from yeto.wire.contract import TrainingManifest
 from yeto.wire.errors import AuthenticationError
-from yeto.wire.frames import MessageType
+from yeto.wire.frames import BytesLike, MessageType
 from yeto.wire.hello import Hello
 from yeto.wire.legality import HANDSHAKE, MANIFEST_BYTES_MAX
 from yeto.wire.messages import DataHello, ErrorMessage, format_generation
@@ -39,6 +40,37 @@ log = logging.getLogger("yeto.syncer")
 
 PIECE_BYTES: Final = 64 * 1024
 """How much of a first frame is read at a time: what a stranger can make us hold before it has sent it."""
+
+
+UNWANTED_MAC: Final = (
+    "the HELLO is authenticated, but this syncer has no key; give it the learners' --auth-key-file"
+)
+"""Text of the ERROR for a learner that has a key while the syncer has none."""
+
+
+def read_hello(payload: BytesLike, key: bytes | None) -> Hello:
+    """Read a HELLO, and tell a mac that nobody asked for from a malformed frame.
+
+    Raises:
+        AuthenticationError: one side has a key that the other has not.
+        ProtocolError: it is no HELLO.
+    """
+    try:
+        return Hello.decode(payload, key)
+    except AuthenticationError:
+        raise
+    except ProtocolError:
+        if key is None and _reads_without_mac(payload):
+            raise AuthenticationError(UNWANTED_MAC) from None
+        raise
+
+
+def _reads_without_mac(payload: BytesLike) -> bool:
+    try:
+        Hello.decode(memoryview(payload)[:-MAC_BYTES])
+    except ProtocolError:
+        return False
+    return True
 
 
 class Listener:
@@ -105,7 +137,9 @@ class Listener:
             log.debug("%s: %s", peer, error)
             return None
         if introduced is None:
-            log.warning("%s did not say in time who it is, or not truly; connection closed", peer)
+            # A data socket waits for a group that was refused; when its learner has left, all is well.
+            level = logging.DEBUG if await stream.ended() else logging.WARNING
+            log.log(level, "%s did not say in time who it is, or not truly; connection closed", peer)
         if isinstance(introduced, Hello):
             return await self._greet(stream, introduced)
         return introduced
@@ -118,7 +152,7 @@ class Listener:
         while len(payload) < header.length:
             payload += await stream.read_exact(min(PIECE_BYTES, header.length - len(payload)))
         if header.type is MessageType.HELLO:
-            return Hello.decode(payload, self._auth_key)
+            return read_hello(payload, self._auth_key)
         data = DataHello.decode(payload)
         # It may overtake the HELLO of its own group, which travels on another socket.
         group = await self._registry.wait_for(
@@ -177,7 +211,7 @@ class Listener:
     async def _turn_away(self, stream: FrameStream, group: LearnerGroup, refusal: LearnerRefused) -> None:
         text = refusal.why
         if refusal.permanent:
-            if refusal.field == "contract":
+            if refusal.field in EXPLAINED:
                 text = self._session.explain(refusal, await self._manifest(stream, group.hello))
             await self._say_goodbye(stream, text)
         log.warning("%s refused: %s", group.name, text)

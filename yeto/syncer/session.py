@@ -20,6 +20,9 @@ from yeto.wire.hello import Hello, HelloLayout
 from yeto.wire.layout import FragmentLayout, Layout
 from yeto.wire.legality import TensorSizes
 
+EXPLAINED = ("fingerprint", "contract")
+"""Fields of a refusal that are hashes: what differs behind them is in the training manifests."""
+
 
 @frozen(kw_only=True)
 class Terms:
@@ -119,8 +122,8 @@ class Session:
             self.manifest = manifest
 
     def explain(self, refusal: LearnerRefused, manifest: TrainingManifest | None) -> str:
-        """Return the text of a refusal: for another contract, with the field that differs when known."""
-        if refusal.field != "contract" or manifest is None or self.manifest is None:
+        """Return the text of a refusal: for another contract or layout, with what differs when known."""
+        if refusal.field not in EXPLAINED or manifest is None or self.manifest is None:
             return refusal.why
         difference = self.manifest.first_difference(manifest)
         if difference is None:
@@ -128,5 +131,6 @@ class Session:
         name, ours, theirs = difference
         return (
             f"{name} differs: the session has {ours!r}, learner {refusal.learner} has {theirs!r}; "
-            "start every learner of a run with the same model, tuning, seed and number of learners"
+            "start every learner of a run with the same model, tuning, seed, number of learners, "
+            "--fragments, --fragment-pattern and --matrix-merge"
         )

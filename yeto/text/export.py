@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 import torch
 from attrs import frozen
+from safetensors import SafetensorError
 from torch import nn
 
 import yeto
@@ -114,11 +115,11 @@ def export(
     kind = "model" if plan.config.tuning == "full" else "merged" if merged else "adapter"
     say(f"step {state.step}, {len(state.fragments)} fragments; building {kind} on {plan.config.model}")
     module = _filled(state, plan, dtype if kind != "adapter" else "auto")
-    output_dir.parent.mkdir(parents=True, exist_ok=True)
     aside = output_dir.with_name(f".{output_dir.name}.partial-{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)
     try:
         say(f"writing {output_dir}")
+        output_dir.parent.mkdir(parents=True, exist_ok=True)
         _write(module, kind, plan, aside)
         del module
         verified = None
@@ -128,7 +129,7 @@ def export(
         warnings = _warnings(state, verified)
         _write_facts(state, plan, kind, verified, aside)
         _put_in_place(aside, output_dir)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise CheckpointError(f"--output-dir {output_dir}: cannot write: {error}") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)

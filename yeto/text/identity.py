@@ -19,6 +19,7 @@ from blake3 import blake3
 from transformers.utils import cached_file
 
 from yeto.errors import ConfigError
+from yeto.text.hub import cause_of, unreachable_hub
 
 logger = logging.getLogger(__name__)
 
@@ -54,20 +55,38 @@ def identify(model: str, revision: str | None = None, *, cache_folder: Path | No
     Raises:
         ConfigError: there is no such model, or its commit cannot be found out.
     """
+    require_model(model, revision)
     if os.path.isdir(model):
         return ModelIdentity(digest=_folder_digest(Path(model), cache_folder or _user_cache()))
-    if model.startswith((".", "/", "~")):
-        raise ConfigError(f"--model {model}: no such folder")
     try:
         path = cached_file(model, "config.json", revision=revision)
-    except (OSError, ValueError) as error:
-        cause = " ".join(str(error).split())
-        raise ConfigError(f"--model {model}: no such folder, and as a Hugging Face id: {cause}") from error
+    except Exception as error:
+        raise ConfigError(
+            f"--model {model}: no such folder, and as a Hugging Face id: {cause_of(error)}"
+        ) from error
     # The hub's cache keeps a file under .../snapshots/<commit>/<file>.
     commit = Path(path).parent.name if path else ""
     if len(commit) != 40:
         raise ConfigError(f"--model {model}: its commit is unknown; give it with --model-revision")
     return ModelIdentity(hub_id=model, commit=commit)
+
+
+def require_model(model: str, revision: str | None = None) -> None:
+    """Refuse, at once, a name that is neither a folder nor anything the hub could be asked for.
+
+    Raises:
+        ConfigError: there can be no such model.
+    """
+    if os.path.isdir(model):
+        if not os.path.isfile(os.path.join(model, "config.json")):
+            raise ConfigError(f"--model {model}: not a model folder (needs config.json and weight files)")
+        return
+    # An id of the hub is NAME or OWNER/NAME.
+    if model.startswith((".", "/", "~")) or model.count("/") > 1 or os.path.exists(model):
+        raise ConfigError(f"--model {model}: no such folder")
+    cause = unreachable_hub(model, revision=revision)
+    if cause is not None:
+        raise ConfigError(f"--model {model}: no such folder, and as a Hugging Face id: {cause}")
 
 
 def _folder_digest(folder: Path, cache_folder: Path) -> str:

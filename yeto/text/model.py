@@ -23,7 +23,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from yeto.errors import ConfigError
 from yeto.text.config import TextConfig
-from yeto.text.identity import ModelIdentity, identify
+from yeto.text.hub import cause_of
+from yeto.text.identity import ModelIdentity, identify, require_model
 from yeto.text.lora import LoraTargets, add_adapter, canonical_name, find_targets, quiet
 
 logger = logging.getLogger(__name__)
@@ -109,6 +110,7 @@ def load_base(config: TextConfig, dtype: torch.dtype | str, *, revision: str | N
     Raises:
         ConfigError: ``--model`` does not load as a causal language model.
     """
+    require_model(config.model, revision or config.model_revision)
     if not sys.stderr.isatty():
         # The library's bar is for people; in a log file it is noise.
         disable_progress_bar()
@@ -120,9 +122,10 @@ def load_base(config: TextConfig, dtype: torch.dtype | str, *, revision: str | N
                 trust_remote_code=config.trust_remote_code,
                 dtype=dtype,
             )
-    except (OSError, ValueError) as error:
-        cause = " ".join(str(error).split())
-        raise ConfigError(f"--model {config.model}: does not load as a language model: {cause}") from error
+    except Exception as error:
+        raise ConfigError(
+            f"--model {config.model}: does not load as a language model: {cause_of(error)}"
+        ) from error
 
 
 def load_model(config: TextConfig) -> LoadedModel:

@@ -256,17 +256,20 @@ def _saved_dataset(folder: str, flag: str) -> RowSource:
 
 
 def _hub_dataset(name: str, revision: str | None, flag: str) -> RowSource:
+    from yeto.text.hub import cause_of, unreachable_hub
+
+    failed = f"{flag} {name}: no such local file, and as a Hugging Face data set it failed"
+    cause = unreachable_hub(name, revision=revision, repo_type="dataset")
+    if cause is not None:
+        raise DataError(f"{failed}: {cause}")
     import datasets
 
     try:
         return TableSource(name, datasets.load_dataset(name, split="train", revision=revision))
-    except (OSError, ValueError) as error:
-        # Absent files, no such repository, no train split, no network: all of them end the run here, and
-        # the library's own sentence is the best one there is.
-        cause = " ".join(str(error).split())
-        raise DataError(
-            f"{flag} {name}: no such local file, and as a Hugging Face data set it failed: {cause}"
-        ) from error
+    except Exception as error:
+        # Absent files, no such repository, no train split, no network, a damaged file: all of them end the
+        # run here, and the library's own sentence is the best one there is.
+        raise DataError(f"{failed}: {cause_of(error)}") from error
 
 
 def _words(path: str) -> set[str]:

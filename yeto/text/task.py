@@ -24,8 +24,9 @@ from yeto.text.lora import save_adapter
 from yeto.text.loss import summed_cross_entropy
 from yeto.text.masks import ChatEncoder, Encoded, highlight
 from yeto.text.model import LoadedModel, load_model, probe_micro_batch
-from yeto.text.packing import Block
+from yeto.text.packing import Block, PackingCounts
 from yeto.text.rows import Cursor, open_source
+from yeto.text.stream import encoder_of, nothing_left, share_of
 from yeto.text.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -44,12 +45,21 @@ class MicroBatch:
 class TextTask:
     """A language model with its rows; satisfies :class:`yeto.learner.task.Task`."""
 
-    def __init__(self, config: TextConfig, model: LoadedModel, tokenizer: Any) -> None:
-        """Take the parts; :func:`build_task` makes them."""
+    def __init__(
+        self, config: TextConfig, model: LoadedModel, tokenizer: Any, heldout: list[Encoded] | None = None
+    ) -> None:
+        """Take the parts; :func:`build_task` makes them.
+
+        Args:
+            config: settings.
+            model: ready to train.
+            tokenizer: the model's, with the template to use.
+            heldout: tokenized rows of ``--eval-data``; None when there are none.
+        """
         self.config = config
         self._model = model
         self._tokenizer = tokenizer
-        self._heldout: list[Encoded] | None = None
+        self._heldout = heldout
         self._micro_batch_size = config.micro_batch_size
 
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
@@ -107,15 +117,9 @@ class TextTask:
             )
 
     def evaluate(self) -> Evaluation | None:
-        """Score the held-out rows; None without ``--eval-data``.
-
-        Raises:
-            DataError: a held-out row cannot be used, or none of them has a target.
-        """
-        if self.config.eval_data is None:
-            return None
+        """Score the held-out rows; None without ``--eval-data``."""
         if self._heldout is None:
-            self._heldout = heldout_rows(self.config, self._tokenizer)
+            return None
         return evaluate_rows(
             self._model.module,
             self._heldout,
@@ -175,19 +179,30 @@ class TextTask:
 def build_task(config: TextConfig) -> TextTask:
     """Load tokenizer and model; say what is trained; print ``--mask-report`` rows to stderr.
 
+    What can be wrong is looked for in the order of its price: names first, then the first row and the
+    held-out rows, the model last. Nobody should wait for other learners to hear of a row without a reply.
+
     Raises:
         ConfigError: there is no ``--data``, the model does not load, or a setting does not fit it.
-        DataError: a row of the mask report cannot be used.
+        DataError: the first row of this share, a held-out row or one of the mask report cannot be used.
     """
     if config.data is None:
         raise ConfigError("--data is missing: name the rows to train on")
+    source = open_source(config.data, revision=config.data_revision)
+    if config.eval_data is not None:
+        open_source(config.eval_data, revision=config.data_revision, flag="--eval-data")
     tokenizer = load_tokenizer(config)
+    encode = encoder_of(config, tokenizer)
+    first = next(source.rows(Cursor(), share_of(config).rows()), None)
+    if first is None:
+        raise nothing_left(config, PackingCounts())
+    encode(first)
+    heldout = None if config.eval_data is None else heldout_rows(config, tokenizer)
     if config.mask_report and config.rank == 0:
         for text in mask_report(config, tokenizer):
             print(text, file=sys.stderr)
     model = load_model(config)
-    task = TextTask(config, model, tokenizer)
-    facts = task.describe()
+    task = TextTask(config, model, tokenizer, heldout)
     if model.targets is not None:
         logger.info(
             "LoRA r=%d alpha=%d on %d modules: %s",
@@ -196,14 +211,6 @@ def build_task(config: TextConfig) -> TextTask:
             len(model.targets.modules),
             ", ".join(model.targets.names),
         )
-    logger.info(
-        "training %s of %s parameters (%.3f %%), compute in %s on %s",
-        f"{facts['trainable_parameters']:,}",
-        f"{facts['parameters']:,}",
-        facts["trainable_percent"],
-        facts["compute_dtype"],
-        facts["device"],
-    )
     return task
 
 

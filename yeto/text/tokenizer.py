@@ -9,21 +9,30 @@ from transformers import AutoTokenizer
 
 from yeto.errors import ConfigError
 from yeto.text.config import TextConfig
+from yeto.text.hub import cause_of
+from yeto.text.identity import require_model
 
 
 def load_tokenizer(config: TextConfig) -> Any:
     """Load the model's tokenizer; ``--chat-template`` replaces its template.
 
     Raises:
-        ConfigError: ``--model`` has no tokenizer that loads.
+        ConfigError: there is no such ``--model``, its tokenizer does not load, or the template is no text.
     """
+    require_model(config.model, config.model_revision)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             config.model, revision=config.model_revision, trust_remote_code=config.trust_remote_code
         )
-    except (OSError, ValueError) as error:
-        cause = " ".join(str(error).split())
-        raise ConfigError(f"--model {config.model}: its tokenizer does not load: {cause}") from error
+    except Exception as error:
+        raise ConfigError(
+            f"--model {config.model}: its tokenizer does not load: {cause_of(error)}"
+        ) from error
     if config.chat_template is not None:
-        tokenizer.chat_template = Path(config.chat_template).read_text(encoding="utf-8")
+        try:
+            tokenizer.chat_template = Path(config.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"--chat-template {config.chat_template}: cannot be read as UTF-8 text: {error}"
+            ) from error
     return tokenizer

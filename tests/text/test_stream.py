@@ -1,9 +1,13 @@
 import hashlib
 import json
+import pickle
+import subprocess
+import sys
 import threading
 from collections import Counter
 from itertools import islice
 
+import psutil
 import pytest
 from attrs import evolve
 from text_helpers import chat
@@ -266,3 +270,31 @@ def test_positions_are_small():
 def test_impossible_settings_are_refused_by_flag(config, change, problem):
     with pytest.raises(ConfigError, match=problem):
         evolve(config, **change)
+
+
+def test_workers_end_when_the_trainer_is_killed(config):
+    program = (
+        "import pickle, sys\n"
+        "from yeto.text.loader import BlockLoader\n"
+        "from yeto.text.tokenizer import load_tokenizer\n"
+        "config = pickle.loads(bytes.fromhex(sys.argv[1]))\n"
+        "loader = BlockLoader(config, load_tokenizer(config))\n"
+        "blocks = iter(loader)\n"
+        "next(blocks)\n"
+        "print('up', flush=True)\n"
+        "input()\n"
+    )
+    settings = pickle.dumps(evolve(config, stream_workers=2)).hex()
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", program, settings], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with trainer:
+        assert trainer.stdout.readline() == "up\n"
+        family = psutil.Process(trainer.pid).children(recursive=True)
+        assert len(family) >= 3, "a fork server and two workers"
+        trainer.kill()
+        trainer.wait()
+        _, alive = psutil.wait_procs(family, timeout=30)
+        for process in alive:
+            process.kill()
+        assert alive == []

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import queue
 import threading
 from collections.abc import Iterator
@@ -229,6 +230,7 @@ class _StreamDataset(IterableDataset[_Item]):
     def __iter__(self) -> Iterator[_Item]:
         info = get_worker_info()
         assert info is not None, "only worker processes iterate this"
+        threading.Thread(target=_end_with_trainer, daemon=True).start()
         # The loader asks worker 0 first, so the stream whose turn it is must be worker 0's.
         stream = (info.id + self._state.turn) % info.num_workers
         share = share_of(self._config).part(stream, info.num_workers)
@@ -239,6 +241,17 @@ class _StreamDataset(IterableDataset[_Item]):
         except YetoError as error:
             # As words: an exception would arrive wrapped in the worker's traceback.
             yield _Item(stream=stream, failure=str(error))
+
+
+def _end_with_trainer() -> None:
+    """End this worker process when the process that trains is gone, however it went.
+
+    Torch's own watchdog looks at the parent, which is the fork server here, and that lives on.
+    """
+    trainer = multiprocessing.parent_process()
+    assert trainer is not None, "only worker processes call this"
+    trainer.join()
+    os._exit(1)
 
 
 def _untouched(item: Any) -> Any:

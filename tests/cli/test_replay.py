@@ -317,6 +317,26 @@ def test_diff_names_the_first_record_that_differs(yeto, tape, restarted, tmp_pat
     assert (code, said["equal"], said["line"], said["right"]["c_tokens"]) == (1, False, line, 101)
 
 
+def test_diff_of_two_headers_names_the_settings_that_differ_and_no_other(yeto, tape, tmp_path):
+    other = tmp_path / "other.jsonl"
+    other.write_bytes(tape.read_bytes())
+    text = other.read_text().splitlines(keepends=True)
+    header = json.loads(text[0])
+    header["config"]["outer_momentum"] = 0.25
+    other.write_text(json.dumps(header, separators=(",", ":")) + "\n" + "".join(text[1:]))
+    code, out, _ = yeto(tape, "--diff", other)
+    was = CONFIG.outer_momentum
+    assert (code, out.splitlines()) == (
+        1,
+        [
+            "line 1 differs",
+            f"  {tape}: header",
+            f"  {other}: header",
+            f"  config.outer_momentum: {was} in {tape}, 0.25 in {other}",
+        ],
+    )
+
+
 def test_follow_ends_with_the_session(yeto, tape):
     code, out, _ = yeto(tape, "--follow")
     assert code == 0

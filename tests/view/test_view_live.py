@@ -10,7 +10,7 @@ from yeto.core.events import LearnerLeft
 from yeto.errors import TapeError
 from yeto.tape import Record, Summary, find_restarts, read
 from yeto.view.follow import TapeFollower
-from yeto.view.live import JsonLog, LearnerPulse, duration, plain_line, table
+from yeto.view.live import JsonLog, LearnerPulse, duration, headline, plain_line, table
 from yeto.view.run import RunView
 
 
@@ -54,6 +54,16 @@ def test_the_view_tells_the_numbers_of_the_replay(name, request):
     assert sum(shares) == pytest.approx(1.0)
     if name == "tape":
         assert shares == [pytest.approx(theirs["contribution"]) for theirs in told["learners"].values()]
+
+
+def test_a_resumed_run_does_not_say_that_it_was_stopped(restarted):
+    view = RunView()
+    for entry in read(restarted):
+        view.feed(entry)
+        if entry.kind == "session_resumed":
+            break
+    assert headline(view) == f"round {view.step}/{view.total_steps}, {view.why}"
+    assert view.why == f"resumed at step {view.step}, waiting for learners"
 
 
 def test_strangers_get_no_place(tape):

@@ -9,9 +9,10 @@ from typing import Any
 
 import attrs
 
+from yeto.core import CoreConfig
 from yeto.core.decisions import Decision
 from yeto.core.events import Event
-from yeto.tape import Difference, Divergence, Record, Replayer, Spread, Summary, describe, printable
+from yeto.tape import Difference, Divergence, Header, Record, Replayer, Spread, Summary, describe, printable
 
 
 def print_json(value: Mapping[str, Any]) -> None:
@@ -74,9 +75,25 @@ def print_difference(left: Path, right: Path, difference: Difference | None, *, 
     else:
         print(f"line {difference.line} differs")
         for path, record in ((left, difference.left), (right, difference.right)):
-            print(f"  {path}: {describe(record).strip() if record else 'has ended before'}")
+            print(f"  {path}: {_side(record)}")
         for name, mine, theirs in difference.fields():
-            print(printable(f"  {name}: {_value(mine)} in {left}, {_value(theirs)} in {right}"))
+            for part, a, b in _narrowed(name, mine, theirs):
+                print(printable(f"  {part}: {_value(a)} in {left}, {_value(b)} in {right}"))
+
+
+def _side(record: Record | None) -> str:
+    if record is None:
+        return "has ended before"
+    # What names a run (session, version, clock) was taken out of the header before it was compared.
+    return "header" if isinstance(record.body, Header) else describe(record).strip()
+
+
+def _narrowed(name: str, left: object, right: object) -> list[tuple[str, object, object]]:
+    """Of two configurations name the settings that differ, not all of them."""
+    if not (isinstance(left, CoreConfig) and isinstance(right, CoreConfig)):
+        return [(name, left, right)]
+    mine, theirs = attrs.asdict(left), attrs.asdict(right)
+    return [(f"{name}.{key}", mine[key], theirs[key]) for key in mine if mine[key] != theirs[key]]
 
 
 def print_summary(summary: Summary, replayer: Replayer) -> None:

@@ -128,6 +128,8 @@ class RunView:
         """Begin a new timeline: commits above its step are superseded, the ledger is the checkpoint's."""
         self._configure(event.config)
         self.step, self.phase, self.exit_code = event.step, "starting", None
+        # The sentence of before, often "stopped by ...", would read as if it were so now.
+        self.why = f"resumed at step {event.step}, waiting for learners"
         self.resumes += 1
         self.moved = 0
         self._commit_times.clear()

@@ -65,18 +65,30 @@ async def test_a_stranger_that_says_nothing_is_closed_in_time(tmp_path):
         await hung_up(stream)
 
 
-async def test_strangers_are_counted(tmp_path):
+async def test_strangers_are_counted_and_keep_nobody_out(tmp_path):
+    """One more than may be silent takes the place of the one that was silent longest."""
     config = make_config(tmp_path, bounds=attrs.evolve(BOUNDS, pending_handshakes=3), total_steps=3)
     async with running(config) as run:
-        quiet = [await raw_stream(run) for _ in range(3)]
-        await trio.sleep(0.05)
-        await hung_up(await raw_stream(run))
-        for stream in quiet:
-            await stream.aclose()
-        await trio.sleep(0.05)
+        quiet = [await raw_stream(run) for _ in range(5)]
+        for stream in quiet[:2]:
+            await hung_up(stream, seconds=1)
         for learner in fakes(num_streams=0):
             run.join(learner)
         assert await run.end() == 0
+        for stream in quiet[2:]:
+            await stream.aclose()
+
+
+async def test_whoever_is_being_turned_away_has_its_place_until_it_has_gone(tmp_path, caplog):
+    config = make_config(tmp_path, auth_key=b"secret", bounds=attrs.evolve(BOUNDS, pending_handshakes=1))
+    wrong = FakeLearner(learner=0, generation=7)
+    async with running(config) as run:
+        refused = FrameStream(await raw_stream(run))
+        await refused.send(MessageType.HELLO, wrong.hello().encode())
+        assert (await refused.read_header()).type is MessageType.ERROR
+        await hung_up(await raw_stream(run), seconds=0.5)
+        await refused.close()
+    assert "all places for newcomers (1) are taken" in caplog.text
 
 
 async def test_a_group_that_never_completes_is_closed(tmp_path):
@@ -292,3 +304,26 @@ async def test_the_data_sockets_of_a_refused_learner_are_no_strangers(tmp_path, 
             run.join(learner)
         assert await run.end() == 0
     assert "did not say in time" not in caplog.text
+
+
+async def test_values_of_any_length_are_told_in_a_sentence(tmp_path):
+    """What differs may be a list of a thousand names, or spell a line of the log."""
+    config = make_config(tmp_path)
+    learners = fakes()
+    stranger = FakeLearner(learner=1, binding=BINDING | {"targets\nlearner 0 left": ["q_proj"] * 10_000})
+
+    async def hold(learner, pull):
+        if pull.step == 2:
+            await until(lambda: stranger.error is not None)
+        return True
+
+    learners[0].before_push = hold
+    async with running(config, *learners) as run:
+        await until(lambda: learners[0].pulls)
+        run.join(stranger)
+        assert await run.end() == 0
+    assert stranger.error.startswith(
+        "targets\\nlearner 0 left differs: the session has '(absent)', learner 1 has"
+    )
+    assert "start every learner of a run with the same model" in stranger.error
+    assert len(stranger.error) < 1000

@@ -60,7 +60,8 @@ class Bounds:
 
     pending_handshakes: int = 64
     """Sockets that have not introduced themselves yet; enough for twelve islands dialling at once, and
-    few enough that strangers cannot take the process's file descriptors."""
+    few enough that strangers cannot take the process's file descriptors. One more takes the place of the one
+    that has been silent longest."""
     handshake_seconds: float = 10.0
     """Longest time to a complete first frame, and from a HELLO to the last socket of its group."""
     silence_seconds: float = 15.0

@@ -15,7 +15,6 @@ Nothing a peer does here is an error of the syncer. Whatever ends the group beco
 from __future__ import annotations
 
 import logging
-from typing import Final
 
 import trio
 
@@ -27,6 +26,7 @@ from yeto.link import FrameStream, Group, LinkClosed, Places
 from yeto.syncer.config import Bounds
 from yeto.syncer.pump import UNSTAMPED
 from yeto.syncer.receivers import Receivers
+from yeto.syncer.words import in_one_line
 from yeto.wire import messages
 from yeto.wire.contract import TrainingManifest
 from yeto.wire.frames import MessageType
@@ -50,10 +50,6 @@ from yeto.wire.messages import (
 from yeto.wire.striping import Buffer
 
 log = logging.getLogger("yeto.syncer")
-
-
-REASON_CHARS_MAX: Final = 500
-"""Of why a group ended, as log and tape keep it: a sentence. A key of a manifest alone can have a MiB."""
 
 
 def outbox_bytes_max(sizes: TensorSizes) -> int:
@@ -199,10 +195,7 @@ class LearnerGroup:
             case MessageType.MANIFEST:
                 if self.manifest is not None:
                     raise ProtocolError("MANIFEST: it was sent before; one belongs behind a HELLO")
-                # Tens of thousands of tensors take seconds, for which nobody else should wait.
-                self.manifest = await trio.to_thread.run_sync(
-                    checked_manifest, self.hello, payload, abandon_on_cancel=True
-                )
+                self.manifest = await read_manifest(self.hello, payload)
                 self._first_values.manifest_arrived(self.manifest)
             case _:
                 raise ProtocolError(f"{kind.name} is not a control message")
@@ -264,11 +257,9 @@ class LearnerGroup:
             seen = now
 
 
-def in_one_line(text: str) -> str:
-    """Return a text that a peer had a hand in as one printable line, cut when it is no sentence any more."""
-    if len(text) > REASON_CHARS_MAX:
-        text = f"{text[:REASON_CHARS_MAX]}..."
-    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+async def read_manifest(hello: Hello, payload: bytes) -> TrainingManifest:
+    """Do what `checked_manifest` does in a thread: tens of thousands of tensors take it seconds."""
+    return await trio.to_thread.run_sync(checked_manifest, hello, payload, abandon_on_cancel=True)
 
 
 def checked_manifest(hello: Hello, payload: bytes) -> TrainingManifest:

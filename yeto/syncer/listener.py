@@ -23,7 +23,7 @@ from yeto.core.values import Member, SessionTerms
 from yeto.errors import ProtocolError
 from yeto.link import FrameStream, LinkClosed, set_socket_options
 from yeto.syncer.config import Bounds
-from yeto.syncer.group import LearnerGroup, checked_manifest
+from yeto.syncer.group import LearnerGroup, read_manifest
 from yeto.syncer.pump import UNSTAMPED
 from yeto.syncer.receivers import Receivers
 from yeto.syncer.registry import Registry
@@ -92,12 +92,16 @@ class Listener:
         self._facts = receivers.facts
         self._auth_key = auth_key
         self._bounds = bounds
-        self._strangers = 0
+        self._strangers: set[FrameStream] = set()
+        # Those among them that have said nothing yet, longest silence first.
+        self._silent: dict[FrameStream, trio.CancelScope] = {}
 
     async def serve(self, raw: trio.SocketStream) -> None:
         """Serve one accepted socket until it is closed; Trio closes it when this returns."""
-        if self._strangers >= self._bounds.pending_handshakes:
-            log.warning("a connection was closed: %d others have not said who they are yet", self._strangers)
+        if len(self._strangers) >= self._bounds.pending_handshakes and not self._make_room():
+            log.warning(
+                "a connection was closed: all places for newcomers (%d) are taken", len(self._strangers)
+            )
             return
         try:
             set_socket_options(raw)
@@ -106,11 +110,11 @@ class Listener:
             return
         # A TLS handshake would wrap the stream here, inside the same limits.
         stream = FrameStream(raw)
-        self._strangers += 1
+        self._strangers.add(stream)
         try:
             group = await self._introduced(stream)
         finally:
-            self._strangers -= 1
+            self._strangers.discard(stream)
         if group is None:
             return
         if group.control is stream:
@@ -119,13 +123,33 @@ class Listener:
             # Its life is the group's now; the socket must stay open until that has ended.
             await group.ended.wait()
 
+    def _make_room(self) -> bool:
+        """Close the stranger that has been silent longest; False when none of them is silent.
+
+        Whoever has something to say says it at once. So sockets that say nothing, however many come, cannot
+        keep learners out, which they would if the newest had to go.
+        """
+        if not self._silent:
+            return False
+        longest = next(iter(self._silent))
+        others = len(self._strangers)
+        log.warning("%s did not say who it is before %d others came; connection closed", longest.peer, others)
+        self._strangers.remove(longest)
+        self._silent.pop(longest).cancel()
+        return True
+
     async def _introduced(self, stream: FrameStream) -> LearnerGroup | None:
         """Return the group that a socket starts or joins, or None when it is to be closed."""
         peer = stream.peer
         introduced: Hello | LearnerGroup | None = None
+        displaced = False
         try:
-            with trio.move_on_after(self._bounds.handshake_seconds):
-                introduced = await self._first_frame(stream)
+            with trio.move_on_after(self._bounds.handshake_seconds) as scope:
+                self._silent[stream] = scope
+                try:
+                    introduced = await self._first_frame(stream)
+                finally:
+                    displaced = self._silent.pop(stream, None) is None
         except AuthenticationError as error:
             log.warning("%s: %s; connection closed", peer, error)
             await self._say_goodbye(stream, str(error))
@@ -136,7 +160,7 @@ class Listener:
         except LinkClosed as error:
             log.debug("%s: %s", peer, error)
             return None
-        if introduced is None:
+        if introduced is None and not displaced:
             # A data socket waits for a group that was refused; when its learner has left, all is well.
             level = logging.DEBUG if await stream.ended() else logging.WARNING
             log.log(level, "%s did not say in time who it is, or not truly; connection closed", peer)
@@ -222,7 +246,7 @@ class Listener:
             try:
                 header = await stream.read_header()
                 if header.type is MessageType.MANIFEST and header.length <= MANIFEST_BYTES_MAX:
-                    return checked_manifest(hello, await stream.read_exact(header.length))
+                    return await read_manifest(hello, await stream.read_exact(header.length))
             except (LinkClosed, ProtocolError) as error:
                 log.debug("%s: no manifest: %s", stream.peer, error)
         return None

@@ -15,6 +15,7 @@ from attrs import frozen
 from yeto.core.decisions import LearnerRefused
 from yeto.core.values import Member, SessionTerms
 from yeto.state import FragmentStore, FragmentVersion
+from yeto.syncer.words import VALUE_CHARS_MAX, in_one_line
 from yeto.wire.contract import TrainingManifest
 from yeto.wire.hello import Hello, HelloLayout
 from yeto.wire.layout import FragmentLayout, Layout
@@ -128,9 +129,11 @@ class Session:
         difference = self.manifest.first_difference(manifest)
         if difference is None:
             return refusal.why
-        name, ours, theirs = difference
+        name, *values = difference
+        name = in_one_line(name, VALUE_CHARS_MAX)
+        ours, theirs = (in_one_line(repr(value), VALUE_CHARS_MAX) for value in values)
         return (
-            f"{name} differs: the session has {ours!r}, learner {refusal.learner} has {theirs!r}; "
+            f"{name} differs: the session has {ours}, learner {refusal.learner} has {theirs}; "
             "start every learner of a run with the same model, tuning, seed, number of learners, "
             "--fragments, --fragment-pattern and --matrix-merge"
         )

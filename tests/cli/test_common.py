@@ -9,6 +9,7 @@ import pytest
 from cyclopts import App, Parameter
 
 from yeto.cli.common import run_app, sigterm_unwinds, take_flag
+from yeto.cli.main import main
 from yeto.cli.passing import flags_without, to_words
 from yeto.errors import ConfigError, TapeError
 
@@ -216,3 +217,36 @@ def test_sigterm_unwinds_a_block():
     with pytest.raises(KeyboardInterrupt), sigterm_unwinds():
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--quorum", "9"], 2, "--quorum 9: must lie between 1 and --learners 3"),
+        (["--port", "-1", "--debug"], 2, "--port -1"),
+        (["--learners", "0"], 2, "--learners 0"),
+        (["--config", "{tmp}/none.toml"], 2, "none.toml: No such file"),
+    ],
+)
+def test_a_role_reads_its_own_table_through_the_main_command(tmp_path, capsys, words, code, said):
+    """The file is given to ``yeto``, and its flags are those of a role."""
+    file = tmp_path / "run.toml"
+    file.write_text("[syncer]\nlearners = 3\ntotal-steps = 8\n[learner]\nunknown = 1\n")
+    words = [word.format(tmp=tmp_path) for word in words]
+    if "--config" not in words:
+        words += ["--config", str(file)]
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--role", "syncer", *words])
+    error = capsys.readouterr().err
+    assert ended.value.code == code
+    assert said in error.splitlines()[-1]
+    assert ("Traceback" in error) == ("--debug" in words)
+
+
+def test_a_wrong_key_in_a_roles_table_is_named(tmp_path, capsys):
+    file = tmp_path / "run.toml"
+    file.write_text("[syncer]\nlearners = 3\ntotalsteps = 8\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--role", "syncer", "--config", str(file)])
+    assert ended.value.code == 2
+    assert "totalsteps" in capsys.readouterr().err

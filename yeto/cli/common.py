@@ -12,7 +12,7 @@ import signal
 import sys
 import tomllib
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +47,13 @@ def take_flag(tokens: Sequence[str], flag: str) -> tuple[list[str], str | None]:
     return rest, value
 
 
-def run_app(build: Callable[[], App], tokens: Sequence[str], *, table: str | None = None) -> int:
+def run_app(
+    build: Callable[[], App],
+    tokens: Sequence[str],
+    *,
+    table: str | None = None,
+    passing_on: Collection[str] = (),
+) -> int:
     """Parse tokens for the app that ``build`` makes, run its command, return the exit code.
 
     Args:
@@ -55,18 +61,22 @@ def run_app(build: Callable[[], App], tokens: Sequence[str], *, table: str | Non
         tokens: command-line words after the command's name.
         table: name of the table of the ``--config`` file that holds this command's flags; None reads
             the table named after the command.
+        passing_on: commands that call this function again with their words, ``--config`` and ``--debug``
+            among them.
 
     Returns:
         What the command returned (None counts as 0), or the exit code of the error that ended it.
     """
     words = list(tokens)
     debug = "--debug" in words or os.environ.get("YETO_DEBUG", "") not in ("", "0")
-    words = [word for word in words if word != "--debug"]
+    config_path = None
     try:
         from cyclopts import CycloptsError
         from cyclopts.config import Env, Toml
 
-        words, config_path = take_flag(words, "--config")
+        if not words or words[0] not in passing_on:
+            words = [word for word in words if word != "--debug"]
+            words, config_path = take_flag(words, "--config")
         app = build()
         sources: list[Any] = [Env("YETO_", command=False)]
         if config_path is not None:

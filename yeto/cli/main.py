@@ -47,7 +47,9 @@ def build() -> App:
 
 def main(tokens: Sequence[str] | None = None) -> None:
     """Entry point of the ``yeto`` script; exits with the command's code."""
-    sys.exit(run_app(build, sys.argv[1:] if tokens is None else tokens))
+    words = sys.argv[1:] if tokens is None else tokens
+    # A role reads its own flags, and its own table of the --config file.
+    sys.exit(run_app(build, words, passing_on=("run",)))
 
 
 if __name__ == "__main__":

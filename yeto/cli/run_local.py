@@ -126,10 +126,8 @@ def run_local_command(
     print(f"{flags.learners} learners, {total_steps} global steps; everything is in {run.folder}", flush=True)
     code = run.train()
     if code == STOPPED:
-        print(
-            "stopped before the end. Go on: the same command with --resume. "
-            f"The model so far: {_export(run, text)}"
-        )
+        so_far = f" The model so far: {_export(run, text)}" if run.checkpoint.exists() else ""
+        print(f"stopped before the end. Go on: the same command with --resume.{so_far}")
         return code
     try:
         with sigterm_unwinds():

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from yeto.errors import CheckpointError
+from yeto.errors import CheckpointError, ConfigError, YetoError
 from yeto.state.checkpoint import FOLDER, Checkpoint
 from yeto.wire.layout import Layout
 
@@ -62,7 +62,8 @@ def validate_resume(
         The settings that changed and may, by name.
 
     Raises:
-        CheckpointError: naming what may not differ, and both values.
+        ConfigError: a flag has another value than it may have; the message has both.
+        CheckpointError: the learners' side differs, or the checkpoint does not say enough to be resumed.
     """
     if checkpoint.format != FOLDER:
         _require_resumable_file(checkpoint, fingerprint, layout)
@@ -122,7 +123,7 @@ def _require_resumable_file(checkpoint: Checkpoint, fingerprint: str | None, lay
         )
 
 
-def _differs(what: str, stored: object, now: object) -> CheckpointError:
-    return CheckpointError(
-        f"{what}: the checkpoint has {stored}, this start has {now}; it may not change in a resumed run"
-    )
+def _differs(what: str, stored: object, now: object) -> YetoError:
+    """Return the error of a value that may not change: wrong usage, where it is a flag's."""
+    text = f"{what}: the checkpoint has {stored}, this start has {now}; it may not change in a resumed run"
+    return ConfigError(text) if what.startswith("--") else CheckpointError(text)

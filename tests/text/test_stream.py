@@ -1,6 +1,7 @@
 import hashlib
 import json
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -272,7 +273,7 @@ def test_impossible_settings_are_refused_by_flag(config, change, problem):
         evolve(config, **change)
 
 
-def test_workers_end_when_the_trainer_is_killed(config):
+def test_workers_are_deaf_to_ctrl_c_and_end_when_the_trainer_is_killed(config):
     program = (
         "import pickle, sys\n"
         "from yeto.text.loader import BlockLoader\n"
@@ -280,18 +281,26 @@ def test_workers_end_when_the_trainer_is_killed(config):
         "config = pickle.loads(bytes.fromhex(sys.argv[1]))\n"
         "loader = BlockLoader(config, load_tokenizer(config))\n"
         "blocks = iter(loader)\n"
-        "next(blocks)\n"
-        "print('up', flush=True)\n"
-        "input()\n"
+        "for line in sys.stdin:\n"
+        "    for _ in range(20):\n"
+        "        next(blocks)\n"
+        "    print('up', flush=True)\n"
     )
     settings = pickle.dumps(evolve(config, stream_workers=2)).hex()
     trainer = subprocess.Popen(
         [sys.executable, "-c", program, settings], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with trainer:
+        trainer.stdin.write("go\n")
+        trainer.stdin.flush()
         assert trainer.stdout.readline() == "up\n"
         family = psutil.Process(trainer.pid).children(recursive=True)
         assert len(family) >= 3, "a fork server and two workers"
+        for process in family:
+            process.send_signal(signal.SIGINT)
+        trainer.stdin.write("go\n")
+        trainer.stdin.flush()
+        assert trainer.stdout.readline() == "up\n"
         trainer.kill()
         trainer.wait()
         _, alive = psutil.wait_procs(family, timeout=30)

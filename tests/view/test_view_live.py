@@ -140,3 +140,18 @@ def test_plain_line_and_table_show_steps_loss_and_merges(tape):
 
 def test_durations_are_for_people():
     assert duration(3661.4) == "1:01:01"
+
+
+def test_a_missing_link_is_said_while_it_matters(tape):
+    view = fold(tape)
+    pulse = LearnerPulse()
+    for entry, state in (
+        ({"kind": "phase", "phase": "loading"}, "loading,"),
+        ({"kind": "phase", "phase": "training"}, "training, no link,"),
+        ({"kind": "phase", "phase": "finishing"}, "finishing,"),
+        ({"kind": "exit", "code": 0}, "done,"),
+        ({"kind": "exit", "code": 4}, "ended with code 4,"),
+    ):
+        pulse.feed(entry)
+        view.learners[0].linked = False
+        assert f"learner 0: {state} step" in plain_line(view, {0: pulse})

@@ -14,8 +14,10 @@ import logging
 import multiprocessing
 import os
 import queue
+import signal
 import threading
 from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 import torch
@@ -142,6 +144,7 @@ class BlockLoader:
     def _from_workers(self) -> Iterator[_Item]:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
+        _start_fork_server()
         yield from DataLoader(
             # Tokenizers whose code came with the model cannot be sent to another process.
             _StreamDataset(
@@ -241,6 +244,21 @@ class _StreamDataset(IterableDataset[_Item]):
         except YetoError as error:
             # As words: an exception would arrive wrapped in the worker's traceback.
             yield _Item(stream=stream, failure=str(error))
+
+
+def _start_fork_server() -> None:
+    """Start the fork server deaf to Ctrl-C, and with it every worker it will fork.
+
+    A terminal sends Ctrl-C to all of them. When to stop is for the process that trains to say, and a fork
+    server that dies while it imports takes the start of the workers with it.
+    """
+    # Starting the tracker unblocks the signal again, so it goes first.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end_with_trainer() -> None:

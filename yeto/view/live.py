@@ -24,6 +24,10 @@ LOSS_SMOOTHING = 0.1
 """Weight of a new sample in the loss shown: single steps are too noisy to compare learners by."""
 
 
+NEEDS_LINK = ("waiting", "training", "frozen")
+"""Phases in which a missing link is worth a word: before and after there is none."""
+
+
 class JsonLog:
     """Follows a learner's JSON log; a line that is still being written waits for the next look."""
 
@@ -65,6 +69,8 @@ class LearnerPulse:
         """Take the next line of its log; kinds and values it does not know are passed over."""
         if entry.get("kind") == "phase":
             self.phase = str(entry.get("phase"))
+        elif entry.get("kind") == "exit":
+            self.phase = "done" if entry.get("code") == 0 else f"ended with code {entry.get('code')}"
         elif entry.get("kind") == "step":
             self.local_step = int(entry.get("local_step") or 0)
             self.tokens_per_second = entry.get("tokens_per_second")
@@ -130,4 +136,4 @@ def duration(seconds: float) -> str:
 
 
 def _state(view: LearnerView, pulse: LearnerPulse) -> str:
-    return pulse.phase if view.linked or pulse.phase in ("starting", "loading") else f"{pulse.phase}, no link"
+    return f"{pulse.phase}, no link" if pulse.phase in NEEDS_LINK and not view.linked else pulse.phase

@@ -6,11 +6,13 @@ if the liar had not been there, and the tape of each replays.
 
 import contextlib
 import json
+import struct
 import threading
 
 import attrs
 import numpy as np
 import pytest
+import trio
 from fake_learner import FakeLearner
 from syncer_runs import bodies, fakes, make_config, on_tape, running, until
 
@@ -144,3 +146,77 @@ async def test_nobody_waits_for_the_reading_of_a_manifest(tmp_path, monkeypatch)
     finally:
         over.set()
     assert [commit.step for commit in bodies(config.event_tape, de.RoundCommitted)] == [1, 2, 3]
+
+
+def frame(kind, payload, claimed=None):
+    return encode_header(kind, len(payload) if claimed is None else claimed) + payload
+
+
+def chunk(number, total, offset, data):
+    return frame(MessageType.CHUNK, struct.pack("<QQQ", number, total, offset) + data)
+
+
+def push(learner=2, fragment=0, step=1, attempt=1, numel=40):
+    head = struct.pack("<IIQIQQIQ", learner, fragment, step, attempt, 0, 1, 1, 1)
+    return frame(MessageType.PUSH_FRAGMENT, head + bytes(4 * numel))
+
+
+WHOLE = push()
+LIES = {
+    # What is said on a data stream, and the beginning of what the syncer says about it.
+    frame(MessageType.PUSH_FRAGMENT, b"", 2**40): "PUSH_FRAGMENT of 1099511627776 bytes is not legal",
+    frame(MessageType.CHUNK, b"", 2**64 - 1): "CHUNK of 18446744073709551615 bytes is not legal",
+    frame(MessageType.MANIFEST, b"{}"): "MANIFEST is not legal here (syncer, data stream)",
+    frame(MessageType.SHUTDOWN, b""): "SHUTDOWN is not legal",
+    chunk(0, len(WHOLE), 0, WHOLE) * 2: "message 0 was already complete",
+    chunk(0, len(WHOLE), 5, WHOLE[5:]): "CHUNK: offset 5 must be a multiple",
+    chunk(0, len(WHOLE), SLICE_BYTES, b"x"): "CHUNK: offset 4194304 must lie below",
+    chunk(0, 2**63, 0, WHOLE): "CHUNK: total 9223372036854775808 must be",
+    chunk(0, len(WHOLE), 0, WHOLE[:-1]): "slice of 220 bytes at offset 0",
+    chunk(0, len(WHOLE) + 1, 0, WHOLE + b"x"): "PUSH_FRAGMENT of 208 bytes does not fit",
+    chunk(2**64 - 1, len(WHOLE), 0, WHOLE): "message 18446744073709551615 is too far ahead",
+    chunk(0, 37 + len(WHOLE), 0, chunk(0, len(WHOLE), 0, WHOLE)): "CHUNK is not legal here (syncer, sliced",
+    chunk(
+        0, len(WHOLE), 0, frame(MessageType.PUSH_FRAGMENT, WHOLE[HEADER_BYTES:], 2**40)
+    ): "PUSH_FRAGMENT of 10",
+    push(learner=0): "PUSH_FRAGMENT: learner 0 on the connection of learner 2",
+    push(fragment=3): "PUSH_FRAGMENT: fragment 3 must be below 3",
+    push(step=2**53): "PUSH_FRAGMENT: step 9007199254740992 must be",
+    push(attempt=0): "PUSH_FRAGMENT: attempt 0 must be",
+    push(numel=41): "PUSH_FRAGMENT: 164 tensor bytes, fragment 0 has 160",
+    bytes(HEADER_BYTES): "frame header: magic",
+    WHOLE[:100]: "the peer closed the connection in the middle of a frame",
+    chunk(0, len(WHOLE), 0, WHOLE)[:100]: "the peer closed the connection in the middle of a frame",
+}
+
+
+async def test_every_lie_ends_its_group_and_no_other(tmp_path):
+    config = make_config(tmp_path, num_learners=3, total_steps=3, final_ack_timeout_seconds=0.2)
+    steady, told = fakes(), trio.Event()
+
+    async def wait(learner, pull):
+        await told.wait()
+        return True
+
+    for learner in steady:
+        learner.before_push = wait
+
+    def reasons():
+        return [left.reason for left in bodies(config.event_tape, ev.LearnerLeft) if left.learner == 2]
+
+    async with running(config, *steady) as run:
+        await until(lambda: all(learner.pulls for learner in steady))
+        for count, lie in enumerate(LIES, start=1):
+            guest = FakeLearner(learner=2, num_streams=1)
+            await guest.connect(run.address.host, run.address.port)
+            await guest.streams[1].stream.send_all(lie)
+            with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                await guest.streams[1].stream.send_eof()
+            await until(lambda count=count: len(reasons()) == count)
+            await guest.hang_up()
+        told.set()
+        await run.end()
+    assert [learner.dials for learner in steady] == [1, 1]
+    assert [commit.step for commit in bodies(config.event_tape, de.RoundCommitted)] == [1, 2, 3]
+    for reason, expected in zip(reasons(), LIES.values(), strict=True):
+        assert reason.startswith(expected)

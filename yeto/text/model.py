@@ -64,17 +64,13 @@ class LoadedModel:
         """Return facts for people."""
         trained = sum(parameter.numel() for parameter in self.trainable_parameters().values())
         total = sum(parameter.numel() for parameter in self.module.parameters())
-        facts: dict[str, Any] = {
+        return {
             "parameters": total,
             "trainable_parameters": trained,
             "trainable_percent": round(100.0 * trained / total, 4),
             "compute_dtype": str(self.compute_dtype).removeprefix("torch."),
             "device": str(self.device),
         }
-        if self.targets is not None:
-            facts["lora_targets"] = list(self.targets.names)
-            facts["lora_modules"] = len(self.targets.modules)
-        return facts
 
 
 def compute_in(dtype: torch.dtype, device: torch.device) -> torch.autocast:

@@ -271,12 +271,15 @@ def on_checkpoint_failed(draft: Draft, event: CheckpointFailed) -> None:
     """Nothing that is not durable may leave: the session ends here."""
     _expect_checkpoint(draft, event)
     draft.writing = None
-    intact = f"the checkpoint of step {draft.durable}" if draft.durable >= 0 else "no checkpoint"
+    if draft.durable >= 0:
+        left = f"the checkpoint of step {draft.durable} is intact and nothing later was broadcast"
+        remedy = "make room and start with --resume"
+    else:
+        left, remedy = "there is no checkpoint yet", "make room and start with --resume-or-start"
     end_session(
         draft,
         exit_code=1,
-        why=f"the checkpoint of step {event.step} could not be written ({event.message}); "
-        f"{intact} is intact and nothing later was broadcast; make room and start with --resume",
+        why=f"the checkpoint of step {event.step} could not be written ({event.message}); {left}; {remedy}",
     )
 
 

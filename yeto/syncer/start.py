@@ -85,7 +85,7 @@ def _fresh(config: SyncerConfig, held: ExitStack) -> Start:
         if config.start is StartMode.FRESH:
             raise ConfigError(
                 f"{config.event_tape} is the tape of an earlier run, of which there is no checkpoint at "
-                f"{config.checkpoint_path}; --resume-or-start sets it aside, or name another one (--event-tape)"
+                f"{config.checkpoint_path}; --resume-or-start sets it aside, or name another (--event-tape)"
             )
         _set_aside(config.event_tape)
     tape = held.enter_context(TapeWriter.create(config.event_tape, _header(config.core)))

@@ -92,7 +92,7 @@ async def test_whoever_is_being_turned_away_has_its_place_until_it_has_gone(tmp_
 
 
 async def test_a_group_that_never_completes_is_closed(tmp_path):
-    config = make_config(tmp_path, bounds=attrs.evolve(BOUNDS, handshake_seconds=0.2))
+    config = make_config(tmp_path, bounds=attrs.evolve(BOUNDS, handshake_seconds=1.0))
     learner = FakeLearner(learner=0, num_streams=2)
     async with running(config) as run:
         learner.generation = 7

@@ -51,8 +51,3 @@ class Registry:
         while (group := self._groups.get(member)) is None:
             await self._changed.park()
         return group
-
-    async def emptied(self) -> None:
-        """Wait until no group is left; the caller limits the time."""
-        while self._groups:
-            await self._changed.park()

@@ -23,7 +23,8 @@ ALLOWED = {
     "learner": {"wire", "link", "layout"},
     "text": {"layout", "wire", "state", "learner"},
     "view": {"core", "tape"},
-    "cli": {"core", "tape", "wire", "link", "state", "layout", "syncer", "learner", "text", "view"},
+    "sim": {"core", "tape", "learner"},
+    "cli": {"core", "tape", "wire", "link", "state", "layout", "syncer", "learner", "text", "view", "sim"},
 }
 """Which packages of ours each package may import (errors is open to all). The core has stricter tests too."""
 
@@ -66,6 +67,14 @@ def test_text_takes_only_the_task_types_from_the_learner():
                 assert module == "yeto.learner.task", f"{path}:{line}: {module}"
 
 
+def test_sim_takes_only_the_book_and_its_values_from_the_learner():
+    allowed = {"yeto.learner.anchors", "yeto.learner.exchanged"}
+    for path in sorted((PACKAGE / "sim").rglob("*.py")):
+        for line, module in imports(path):
+            if module.startswith("yeto.learner"):
+                assert module in allowed, f"{path}:{line}: {module}"
+
+
 def test_text_uses_state_for_export_only():
     users = {
         path.name
@@ -81,7 +90,7 @@ def test_syncer_needs_no_model_library():
     assert not loaded & {"transformers", "peft", "datasets"}
 
 
-HEAVY = {"torch", "transformers", "peft", "datasets", "numpy"}
+HEAVY = {"trio", "torch", "transformers", "peft", "datasets", "numba", "numpy", "matplotlib"}
 
 
 @pytest.mark.parametrize(
@@ -92,8 +101,12 @@ HEAVY = {"torch", "transformers", "peft", "datasets", "numpy"}
         "from yeto.cli.main import build; build()(['--help'], result_action='return_value')",
         "from yeto.cli.main import main; main(['run', '--help'])",
         "from yeto.cli.main import main; main(['replay', '--help'])",
+        "from yeto.cli.main import main; main(['simulate', '--help'])",
         "from yeto.cli.main import main; main(['replay', {tape!r}])",
         "from yeto.cli.main import main; main(['replay', {tape!r}, '--state'])",
+        "from yeto.cli.main import main; main(['replay', {tape!r}, '--round', '2'])",
+        "from yeto.cli.main import main; main(['replay', {tape!r}, '--what-if', 'quorum=1'])",
+        "from yeto.cli.main import main; main(['status', {tape!r}, '--once'])",
     ],
 )
 def test_light_commands_load_no_heavy_library(statement, fixtures):
@@ -109,6 +122,6 @@ def loaded_by(statement):
         "except SystemExit as end:\n    assert not end.code, end.code\n"
         "finally:\n    print('\\nLOADED', *{name.split('.')[0] for name in sys.modules})"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.rsplit("LOADED", 1)[1].split())

@@ -13,7 +13,7 @@ from pathlib import Path
 from cyclopts import App
 
 import yeto
-from yeto.cli import export, keys, main, run
+from yeto.cli import checkpoint, export, keys, main, run
 
 NAMES = Path(__file__).with_name("names.txt")
 
@@ -47,8 +47,12 @@ FUNCTIONS = [
 """Functions that stand for themselves: scripts and checks call them, so their parameters are frozen too."""
 
 FLAG = re.compile(r"(?<![-\w])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*(?![-\w])")
-EVERYWHERE = {"--config", "--debug", "--help", "--role", "--lora"}
-"""Flags that are taken off the line before a command sees it, and the name of a family (the --lora flags)."""
+EVERYWHERE = {
+    *("--config", "--debug", "--help", "--role", "--lora", "--frame-bytes-max"),
+    *("--nproc-per-node", "--pid"),
+}
+"""Flags that are taken off the line before a command sees it, the name of a family (the --lora flags), what
+only a program says (to an SVD worker), and those of torchrun and py-spy."""
 
 
 def packages():
@@ -75,7 +79,11 @@ def signature(dotted):
 
 def commands():
     """Return the app behind each command line."""
-    found = {"yeto replay": main.build()["replay"], "yeto keys new": keys.keys_app["new"]}
+    found = {
+        f"yeto {name}": main.build()[name] for name in ("replay", "status", "report", "dashboard", "simulate")
+    }
+    found["yeto checkpoint inspect"] = checkpoint.checkpoint_app["inspect"]
+    found["yeto keys new"] = keys.keys_app["new"]
     found |= {f"yeto run --role {role}": run._role_app(role) for role in run.ROLES}
     return found | {"yeto-export": export.build()}
 
@@ -104,13 +112,14 @@ def test_every_flag_that_a_page_or_a_message_names_is_there():
     root = NAMES.parents[1]
     paths = [root / "README.md", *(root / "docs").glob("*.md"), *(root / "yeto").rglob("*.py")]
     for path in sorted(paths):
-        if path.stem != "BENCHMARKS":  # whose flags are those of tools/bench
+        # Their flags are those of tools/bench and of python -m yeto.sim.campaign.
+        if path.name not in ("BENCHMARKS.md", "campaign.py"):
             assert set(FLAG.findall(path.read_text(encoding="utf-8"))) <= known, path
 
 
 def test_packages_that_import_on_first_use_know_where_each_public_name_is():
     lazy = {name: import_module(name) for name in packages() if hasattr(import_module(name), "_HOME")}
-    assert sorted(lazy) == ["yeto.state", "yeto.text"]
+    assert sorted(lazy) == ["yeto.merge", "yeto.state", "yeto.text"]
     for name, package in lazy.items():
         assert sorted(package._HOME) == sorted(package.__all__), name
 

@@ -33,16 +33,20 @@ class CheckpointError(YetoError):
     """A checkpoint is missing, damaged, or belongs to another run."""
 
 
+class RecordingError(YetoError):
+    """A recording of payloads is missing, damaged, of another session, or cannot be written."""
+
+
 class ProtocolError(YetoError):
     """A peer sent bytes that the protocol does not allow here and now."""
 
 
-class SessionMismatch(YetoError):
-    """A learner's settings differ from the session's; the message names the field and both values."""
-
-
 class MergeError(YetoError):
     """Tensors given to the merge do not fit each other, or a result is unusable."""
+
+
+class SvdPoolError(YetoError):
+    """A worker of the SVD pool failed, and with it the whole pool, for good; the message names the worker."""
 
 
 class DataError(YetoError):

@@ -1,3 +1,4 @@
+import os
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ class Flags:
     quick: Annotated[bool, Parameter(help="Hurry.")] = False
     careful: Annotated[bool, Parameter(help="Do not hurry.")] = True
     path: Annotated[Path | None, Parameter(help="Where.")] = None
+    share: Annotated[float | Literal["auto"], Parameter(help="How much.")] = 1.0
 
 
 def run(words, *, command=None, table=None):
@@ -61,8 +63,13 @@ def test_a_table_of_another_role_is_left_alone(tmp_path):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ([], "--size"),
+        ([], "yeto: --size is missing (see thing --help)"),
+        (["--size"], "yeto: --size needs a value (see thing --help)"),
         (["--size", "big"], "--size"),
+        (["--size", "1", "--share", "big"], 'unable to convert "big" into float or auto.'),
+        (["--size", "1.5"], "--size 1.5: must be a whole number"),
+        (["--size", "1.0e999"], "--size 1.0e999: must be a whole number"),
+        (["--size", "1.x"], "--size"),
         (["--size", "1", "--mode", "c"], "--mode"),
         (["--size", "1", "--colour", "red"], "--colour"),
         (["--size", "1", "--config", "/nowhere/run.toml"], "/nowhere/run.toml: No such file"),
@@ -95,6 +102,51 @@ def test_errors_are_one_line_and_debug_adds_the_traceback(capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_nothing_in_an_error_steers_a_terminal(capsys):
+    def failing() -> int:
+        raise TapeError("\x1b[31mred\udcff")
+
+    assert run([], command=failing)[0] == 1
+    assert capsys.readouterr().err == "yeto: \\x1b[31mred\\udcff\n"
+
+
+def test_a_name_that_the_terminals_encoding_lacks_is_printed_escaped(tmp_path):
+    lines = (Path(__file__).parents[2] / "fixtures/tapes/two-learners-v1.jsonl").read_bytes()
+    tape = os.fsencode(tmp_path) + b"/\xff.jsonl"
+    with open(tape, "wb") as file:
+        file.write(lines)
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    words = [sys.executable, "-m", "yeto", "replay", tape]
+    done = subprocess.run(words, env=environment, capture_output=True, timeout=200, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"/\\udcff.jsonl: " in done.stdout
+
+
+def test_ctrl_c_while_the_command_is_loaded_is_one_line():
+    """What takes long to load is loaded where Ctrl-C is caught."""
+    script = (
+        "import sys\n"
+        "import yeto.cli.main\n"
+        "assert 'cyclopts' not in sys.modules\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'cyclopts':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "yeto.cli.main.main(['replay', 'x'])\n"
+    )
+    words = [sys.executable, "-c", script]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
+    assert (done.returncode, done.stderr) == (130, "yeto: interrupted\n")
+
+
+def test_a_program_of_its_own_is_named_to_who_takes_it_for_a_command(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["export", "--checkpoint", "yeto-state.ckpt"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("yeto: the command is yeto-export, in one word")
+
+
 def test_take_flag_reads_both_spellings():
     assert take_flag(["a", "--role", "x", "b"], "--role") == (["a", "b"], "x")
     assert take_flag(["--role=y"], "--role") == ([], "y")
@@ -113,7 +165,7 @@ def test_flags_are_passed_on_when_they_differ_from_their_defaults():
 
 def test_a_class_of_flags_can_be_offered_in_part():
     part = flags_without(Flags, {"size", "path"}, name="Part", group="Thing")
-    assert [field.name for field in attrs.fields(part)] == ["name", "mode", "quick", "careful"]
+    assert [field.name for field in attrs.fields(part)] == ["name", "mode", "quick", "careful", "share"]
 
     nothing_said = part()
 
@@ -124,7 +176,7 @@ def test_a_class_of_flags_can_be_offered_in_part():
 
 
 def yeto(*words):
-    done = subprocess.run([sys.executable, "-m", "yeto", *words], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-m", "yeto", *words], capture_output=True, text=True, timeout=200)
     return done.returncode, done.stdout, done.stderr
 
 

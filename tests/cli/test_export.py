@@ -34,7 +34,7 @@ def test_flags_of_the_command_are_these(capsys):
         ((), 2, "output-dir"),
         (("--output-dir", "{tmp}/out", "--bogus"), 2, "bogus"),
         (("--output-dir", "{tmp}"), 2, "exists; name another one"),
-        (("--output-dir", "{tmp}/out", "--checkpoint", "{tmp}/none"), 1, "there is no checkpoint"),
+        (("--output-dir", "{tmp}/out", "--checkpoint", "{tmp}/none"), 2, "none: there is no checkpoint"),
     ],
 )
 def test_errors_are_one_line_and_have_their_exit_code(tmp_path, capsys, words, code, problem):
@@ -45,7 +45,34 @@ def test_errors_are_one_line_and_have_their_exit_code(tmp_path, capsys, words, c
     assert problem in lines[0]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (
+            ["--output-dir", "out", "--checkpoint", "none"],
+            "yeto: --checkpoint none: there is no checkpoint; ",
+        ),
+        (["--output-dir", ".", "--checkpoint", "."], "yeto: --output-dir "),
+        (["--output-dir", "there", "--checkpoint", "."], "exists; name another one, or replace it with "),
+    ],
+)
+def test_a_wrong_place_is_said_before_anything_large_is_loaded(tmp_path, words, problem):
+    (tmp_path / "there").mkdir()
+    program = (
+        "import sys\n"
+        "from yeto.cli.export import main\n"
+        "try:\n    main()\n"
+        "finally:\n    print(sorted({'torch', 'transformers'} & sys.modules.keys()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], cwd=tmp_path, capture_output=True, text=True, timeout=200
+    )
+    assert (done.returncode, done.stdout) == (2, "[]\n"), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert problem in done.stderr
+
+
+@pytest.mark.timeout(600)
 def test_a_checkpoint_becomes_an_adapter_in_a_process_of_its_own(tmp_path, fixtures, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(str(TEXT_TESTS))

@@ -1,53 +1,16 @@
 """``yeto replay`` as people and programs meet it: the real command line on real tapes."""
 
 import json
-import subprocess
-import sys
+import os
 
-import attrs
 import pytest
-from recorded_run import CONFIG, Run, record, record_with_restart
+from recorded_run import CONFIG, Run
+from tape_lines import summed_all
 
 from yeto.cli import replay as command
-from yeto.cli.main import main
 from yeto.core.events import StopRequested
 from yeto.errors import TapeError
-from yeto.state.manifest import (
-    FORMAT_VERSION,
-    LedgerEntry,
-    Manifest,
-    ManifestFragment,
-    encode_manifest,
-    fragment_file,
-)
 from yeto.tape import read
-
-
-@pytest.fixture
-def tape(tmp_path):
-    path = tmp_path / "events.jsonl"
-    record(path)
-    return path
-
-
-@pytest.fixture
-def restarted(tmp_path):
-    path = tmp_path / "restarted.jsonl"
-    record_with_restart(path)
-    return path
-
-
-@pytest.fixture
-def yeto(capsys):
-    """Run ``yeto replay``; return exit code, stdout and stderr."""
-
-    def run(*words):
-        with pytest.raises(SystemExit) as end:
-            main(["replay", *map(str, words)])
-        printed = capsys.readouterr()
-        return end.value.code, printed.out, printed.err
-
-    return run
 
 
 def count(path):
@@ -60,9 +23,10 @@ def why(path, kind):
 
 
 def spoil(path, old, new):
+    """Change what a line says, its checksum with it; return the line's number."""
     content = path.read_bytes()
     assert old in content
-    path.write_bytes(content.replace(old, new, 1))
+    path.write_bytes(summed_all(content.replace(old, new, 1)))
     return content[: content.index(old)].count(b"\n") + 1
 
 
@@ -98,7 +62,7 @@ def test_refusals_and_discards_are_told_with_their_reason(yeto, tmp_path):
     assert code == 0
     assert "ended with exit code 4" in out
     assert "discarded (" in out
-    assert "learner 0, push: no_work 1 times, the last in record " in out
+    assert "learner 0, push: no_work once, the last in record " in out
 
 
 def test_json_says_the_same(yeto, restarted):
@@ -132,12 +96,33 @@ def test_a_divergence_shows_both_sides(yeto, tape):
     assert (found["line"], found["recorded"]["fragment"], found["expected"]["fragment"]) == (line, 1, 0)
 
 
+def test_a_restart_says_after_what(yeto, fixtures):
+    _, out, _ = yeto(fixtures / "tapes" / "faulty-v1.jsonl")
+    restarts = [line.strip() for line in out.splitlines() if "restarted at" in line]
+    assert restarts[0].endswith("from step 6, after it was cut off")
+    assert "from step 15, after exit code 1: the checkpoint of step 18 could not be written" in restarts[1]
+    assert "from step 24, after exit code 3: no final ACK from learner 2" in restarts[2]
+    assert "rounds     24 of 24 committed, 5 more superseded by a restart" in out
+    _, out, _ = yeto(fixtures / "tapes" / "faulty-v1.jsonl", "--json")
+    after = [restart["after_exit_code"] for restart in json.loads(out)["summary"]["session"]["restarts"]]
+    assert after == [None, 1, 3]
+
+
 def test_damage_is_one_line_with_its_number(yeto, tape):
     line = spoil(tape, b'"kind":"push_offered"', b'"kind":"push_offereD"')
     code, out, err = yeto(tape)
     assert (code, out) == (1, "")
     assert err.startswith(f"yeto: {tape}: line {line}: field kind: ")
     assert err.count("\n") == 1
+    tape.write_bytes(tape.read_bytes().replace(b"10.0.0.1:40000", b"10.0.0.2:40000", 1))
+    line = tape.read_bytes().split(b"10.0.0.2:40000")[0].count(b"\n") + 1
+    code, out, err = yeto(tape)
+    assert (code, out) == (1, "")
+    assert err == (
+        f"yeto: {tape}: line {line}: the checksum does not fit: this line was changed after it was written; "
+        f"look at the disk, bring the tape back from a copy, or go on without it "
+        f"(--resume with a new --event-tape)\n"
+    )
 
 
 def test_a_torn_tape_is_read_to_its_last_whole_record(yeto, tape):
@@ -152,10 +137,18 @@ def test_a_torn_tape_is_read_to_its_last_whole_record(yeto, tape):
     ("words", "message"),
     [
         (("--state", "--follow"), "--state and --follow: ask for one of them at a time"),
+        (("--round", "3", "--state"), "--state and --round: ask for one of them at a time"),
+        (("--follow", "--what-if", "quorum=1"), "--follow and --what-if: ask for one of them at a time"),
         (("--until", "3", "--follow"), "--until does not go with --follow"),
         (("--until", "9999"), "--until 9999: the tape ends with record "),
         (("--round", "7"), "--round 7: no attempt of it was opened; 6 are committed"),
         (("--round", "x"), "--round"),
+        (("--round", "0"), "--round 0: rounds are numbered from 1"),
+        (("--until", "-1"), "--until -1: records are numbered from 0"),
+        (("--until", "1.5"), "--until 1.5: must be a whole number (see yeto replay --help)"),
+        (("--threads", "2"), "--threads 2 goes with --tensors"),
+        (("--tensors", ".", "--threads", "0"), "--threads 0: must lie between 1 and 1024"),
+        (("--tensors", ".", "--threads", "10000000"), "--threads 10000000: must lie between 1 and 1024"),
     ],
 )
 def test_wrong_usage_is_code_2(yeto, tape, words, message):
@@ -167,7 +160,8 @@ def test_wrong_usage_is_code_2(yeto, tape, words, message):
 def test_a_missing_tape_is_one_line(yeto, tmp_path):
     code, out, err = yeto(tmp_path / "none.jsonl")
     assert (code, out) == (1, "")
-    assert err == f"yeto: {tmp_path / 'none.jsonl'}: no such tape\n"
+    assert err.startswith(f"yeto: {tmp_path / 'none.jsonl'}: no such tape; a syncer writes events.jsonl in ")
+    assert err.count("\n") == 1
 
 
 def test_until_shows_the_state_then(yeto, tape):
@@ -187,115 +181,6 @@ def test_until_does_not_know_of_later_restarts(yeto, restarted):
     restart = next(index for index, line in enumerate(lines) if '"kind":"session_resumed"' in line)
     _, out, _ = yeto(restarted, "--until", restart - 1)
     assert "rounds     4 of 6 committed\n" in out
-
-
-def test_the_story_of_a_round(yeto, tape):
-    code, out, _ = yeto(tape, "--round", 3)
-    lines = out.splitlines()
-    assert code == 0
-    assert "attempt_opened: round 3 " in lines[0]
-    assert "broadcast_ordered: " in lines[-1]
-    _, out, _ = yeto(tape, "--round", 3, "--json")
-    records = [json.loads(line) for line in out.splitlines()]
-    assert len(records) == len(lines)
-    assert records[0]["kind"] == "attempt_opened"
-    assert records[0]["members"][1]["learner"] == 1
-
-
-@pytest.fixture
-def stored(tmp_path):
-    """Write the manifest that a checkpoint of a state (as JSON) has; return its folder."""
-
-    def store(state, **changes):
-        manifest = Manifest(
-            format_version=FORMAT_VERSION,
-            software_version="0.1.0",
-            step=state["step"],
-            iso_backend=0,
-            dtype=state["terms"]["dtype"],
-            layout_fingerprint=state["terms"]["fingerprint"],
-            session_contract=state["terms"]["contract"],
-            fragments=tuple(
-                ManifestFragment(
-                    fragment=mark["fragment"],
-                    version=mark["version"],
-                    file=fragment_file(mark["fragment"], mark["version"]),
-                    numel=4,
-                    mode="rda",
-                    shapes=((4,),),
-                    params_digest=mark["params_digest"],
-                    momentum_digest=mark["momentum_digest"] or "0" * 32,
-                )
-                for mark in state["marks"]
-            ),
-            ledger=tuple(LedgerEntry(**entry) for entry in state["ledger"].values()),
-            settings={},
-        )
-        folder = tmp_path / "state.ckpt"
-        folder.mkdir(exist_ok=True)
-        content = encode_manifest(attrs.evolve(manifest, **changes))
-        (folder / f"manifest-{manifest.step}.json").write_bytes(content)
-        return folder
-
-    return store
-
-
-def test_a_checkpoint_that_agrees(yeto, restarted, stored):
-    lines = restarted.read_text().splitlines()
-    commits = [index for index, line in enumerate(lines) if '"kind":"merge","because"' in line]
-    # Round 3 was committed twice; the checkpoint is of the timeline that stands.
-    _, out, _ = yeto(restarted, "--until", commits[4], "--state")
-    folder = stored(json.loads(out))
-    code, out, _ = yeto(restarted, "--checkpoint", folder)
-    assert code == 0
-    assert out == f"{folder}: step 3, versions, digests and ledger are what the tape says\n"
-    code, out, _ = yeto(restarted, "--checkpoint", folder / "manifest-3.json", "--json")
-    assert (code, json.loads(out)["differences"]) == (0, [])
-
-
-def test_a_checkpoint_before_the_first_commit_agrees(yeto, tape, stored):
-    lines = tape.read_text().splitlines()
-    written = next(index for index, line in enumerate(lines) if '"kind":"checkpoint_written"' in line)
-    _, out, _ = yeto(tape, "--until", written, "--state")
-    code, out, _ = yeto(tape, "--checkpoint", stored(json.loads(out)))
-    assert (code, "step 0, " in out) == (0, True)
-
-
-def test_a_checkpoint_that_differs(yeto, tape, stored):
-    _, out, _ = yeto(tape, "--state")
-    state = json.loads(out)
-    state["marks"][0]["params_digest"] = "0" * 32
-    state["marks"][1]["momentum_digest"] = "1" * 32
-    state["ledger"]["1"]["c_tokens"] = 7
-    folder = stored(state, session_contract="d" * 64)
-    code, out, _ = yeto(tape, "--checkpoint", folder)
-    assert code == 1
-    assert out.splitlines() == [
-        f"{folder}: not what the tape says",
-        f"  session contract: {'d' * 64} in the checkpoint, {'c' * 64} on the tape",
-        f"  fragment 0, params digest: {'0' * 32} in the checkpoint, a{'5':0>31} on the tape",
-        f"  fragment 1, momentum digest: {'1' * 32} in the checkpoint, b{'6':0>31} on the tape",
-        "  learner 1, (merges, steps, tokens): (6, 60, 7) in the checkpoint, (6, 60, 1200) on the tape",
-    ]
-
-
-def test_a_checkpoint_beyond_the_tape(yeto, tape, stored):
-    _, out, _ = yeto(tape, "--state")
-    folder = stored(json.loads(out))
-    spoiled = tape.read_text().splitlines(keepends=True)
-    commits = [index for index, line in enumerate(spoiled) if '"kind":"merge","because"' in line]
-    tape.write_text("".join(spoiled[: commits[-2] + 1]))
-    code, out, _ = yeto(tape, "--checkpoint", folder)
-    assert code == 1
-    assert out == (
-        f"{folder}: not what the tape says\n  the checkpoint is of step 6, the tape ends at step 5\n"
-    )
-
-
-def test_a_checkpoint_that_is_none(yeto, tape, tmp_path):
-    code, out, err = yeto(tape, "--checkpoint", tmp_path / "none.ckpt")
-    assert (code, out) == (1, "")
-    assert "none.ckpt" in err
 
 
 def test_diff_names_the_first_record_that_differs(yeto, tape, restarted, tmp_path):
@@ -323,7 +208,8 @@ def test_diff_of_two_headers_names_the_settings_that_differ_and_no_other(yeto, t
     text = other.read_text().splitlines(keepends=True)
     header = json.loads(text[0])
     header["config"]["outer_momentum"] = 0.25
-    other.write_text(json.dumps(header, separators=(",", ":")) + "\n" + "".join(text[1:]))
+    changed = json.dumps(header, separators=(",", ":")) + "\n" + "".join(text[1:])
+    other.write_bytes(summed_all(changed.encode("ascii")))
     code, out, _ = yeto(tape, "--diff", other)
     was = CONFIG.outer_momentum
     assert (code, out.splitlines()) == (
@@ -388,15 +274,26 @@ def test_follow_notices_that_the_writer_cut_the_tape_back(tape):
         command._follow(tape, as_json=False, sleep=cut)
 
 
-def test_neither_torch_nor_a_model_library_is_loaded(yeto, tape, stored):
-    _, out, _ = yeto(tape, "--state")
-    code = (
-        "import sys\n"
-        "from yeto.cli.main import main\n"
-        "try: main(['replay', *sys.argv[1:]])\n"
-        "except SystemExit as end: assert not end.code, end.code\n"
-        "loaded = {name.split('.')[0] for name in sys.modules}\n"
-        "assert not loaded & {'torch', 'transformers', 'peft', 'datasets'}\n"
-    )
-    words = [sys.executable, "-c", code, tape, "--checkpoint", stored(json.loads(out))]
-    subprocess.run(words, check=True, capture_output=True)
+@pytest.mark.parametrize("replaced", [True, False])
+def test_follow_notices_that_the_tape_was_taken_away(tape, replaced):
+    rest = tape.read_bytes()
+    tape.write_bytes(rest[:-40])
+
+    def take_away(seconds):
+        tape.rename(tape.with_name("old.jsonl"))
+        if replaced:
+            tape.write_bytes(rest)
+
+    with pytest.raises(TapeError, match=r"no longer there: follow the new one"):
+        command._follow(tape, as_json=False, sleep=take_away)
+
+
+def test_a_pipe_is_refused(yeto):
+    reading, writing = os.pipe()
+    try:
+        code, out, err = yeto(f"/dev/fd/{reading}")
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert (code, out) == (1, "")
+    assert err.endswith("is a pipe, and a tape is read more than once: write it to a file\n")

@@ -3,21 +3,27 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
 
+from yeto.cli.local import LocalRun
+from yeto.cli.run_local import train_or_clear
+from yeto.errors import YetoError
 from yeto.tape import replay
-from yeto.view.follow import TapeFollower
-from yeto.view.run import RunView
+from yeto.view.follow import Watcher
 
 SECONDS_MAX = 240
 """Far more than a run takes; a hang fails here instead of at the end of everybody's patience."""
+
+UNTAGGED = Path(__file__).parents[2] / "fixtures" / "templates" / "untagged.jinja"
 
 pytestmark = pytest.mark.timeout(2 * SECONDS_MAX)
 
@@ -72,16 +78,22 @@ class Watch:
     """What the tape says while the run goes on."""
 
     def __init__(self, run_dir, process, output):
-        self._follower = TapeFollower(run_dir / "events.jsonl")
+        self._watcher = Watcher(run_dir / "events.jsonl")
         self._process = process
         self._output = output
-        self.view = RunView()
+
+    @property
+    def view(self):
+        return self._watcher.board.shadow
+
+    @property
+    def restarts(self):
+        return len(self._watcher.board.summary.restarts)
 
     def until(self, condition):
         deadline = time.monotonic() + SECONDS_MAX
         while True:
-            for record in self._follower.poll():
-                self.view.feed(record)
+            self._watcher.look()
             if condition(self.view):
                 return self.view
             assert self._process.poll() is None, self._output.read_text()
@@ -101,17 +113,27 @@ def finished(process, output):
 
 def test_a_run_whose_children_are_killed_ends_with_a_better_verified_model(fixtures, tmp_path):
     run_dir = tmp_path / "run"
-    words = command(fixtures, run_dir, quorum=1, wait_for=2, total_steps=14)
+    payloads = tmp_path / "payloads"
+    words = command(
+        fixtures,
+        run_dir,
+        quorum=1,
+        wait_for=2,
+        total_steps=14,
+        matrix_merge="iso",
+        state_every=2,
+        record_payloads=payloads,
+    )
     with started(words, tmp_path) as (process, output):
         watch = Watch(run_dir, process, output)
-        watch.until(lambda view: view.step >= 3)
+        durable = watch.until(lambda view: view.durable >= 3).durable
         child(run_dir, "--role=syncer").send_signal(signal.SIGKILL)
-        committed = watch.until(lambda view: view.resumes == 1).step
-        # Nothing whose broadcast left may be gone: with a checkpoint after each commit, no commit is.
-        assert committed >= 3
+        committed = watch.until(lambda _: watch.restarts == 1).step
+        # Nothing whose broadcast left may be gone, and none leaves before its checkpoint is durable.
+        assert committed >= durable >= 3
         watch.until(lambda view: view.step >= committed + 2)
         child(run_dir, "--role=learner", "--learner-id=1").send_signal(signal.SIGKILL)
-        watch.until(lambda view: not view.learners[1].linked)
+        watch.until(lambda view: 1 not in view.current)
         gone = watch.view.step
         watch.until(lambda view: view.step > gone)
         text = finished(process, output)
@@ -122,19 +144,29 @@ def test_a_run_whose_children_are_killed_ends_with_a_better_verified_model(fixtu
     base, tuned = (float(figure) for figure in re.findall(r"│ (?:base|fine-tuned) +│ +([\d.]+) │", text))
     assert tuned < 0.8 * base
     assert "verified: 56 tensors" in text
+    assert "resumed at local step" in (run_dir / "logs" / "learner-1.log").read_text()
+    assert "resumed at local step" not in (run_dir / "logs" / "learner-0.log").read_text()
     settings = json.loads((run_dir / "adapter" / "adapter_config.json").read_text())
     assert settings["peft_type"] == "LORA"
     assert settings["base_model_name_or_path"] == str(fixtures / "tiny-llama")
+    # What the killed syncer and the one after it merged can be computed again, bit for bit.
+    again = [sys.executable, "-m", "yeto", "replay", str(run_dir / "events.jsonl"), "--threads=2"]
+    again += ["--tensors", str(payloads)]
+    done = subprocess.run(again, capture_output=True, text=True, timeout=SECONDS_MAX)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"(\d+) of \1 average and RDA merges are bit-equal", done.stdout)
+    assert re.search(r"(\d+) of \1 iso merges are bit-equal", done.stdout)
 
 
 def test_ctrl_c_leaves_a_checkpoint_that_resumes_and_exports(fixtures, tmp_path):
     run_dir = tmp_path / "run"
     with started(command(fixtures, run_dir, total_steps=400), tmp_path) as (process, output):
-        stopped_at = Watch(run_dir, process, output).until(lambda view: view.step >= 2).step
+        Watch(run_dir, process, output).until(lambda view: view.step >= 2)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=SECONDS_MAX) == 4, output.read_text()
         assert "--resume" in output.read_text()
     assert processes_of(run_dir) == []
+    stopped_at = replay(run_dir / "events.jsonl").state.step
 
     # Everything is gone; the checkpoint alone gives the model.
     export = [sys.executable, "-m", "yeto.cli.export", "--checkpoint", str(run_dir / "yeto-state.ckpt")]
@@ -151,6 +183,15 @@ def test_ctrl_c_leaves_a_checkpoint_that_resumes_and_exports(fixtures, tmp_path)
     assert verdict.divergence is None
     assert verdict.state.step == stopped_at + 4
     assert processes_of(run_dir) == []
+    for learner in (0, 1):
+        assert "resumed at local step" in (run_dir / "logs" / f"learner-{learner}.log").read_text()
+        assert (run_dir / "learners" / str(learner) / "state" / "done.json").exists()
+
+    # The learners' part was over; that of the run is not, once more is asked of it.
+    words = command(fixtures, run_dir, resume=True, total_steps=stopped_at + 6)
+    with started(words, tmp_path) as (process, output):
+        finished(process, output)
+    assert replay(run_dir / "events.jsonl").state.step == stopped_at + 6
 
 
 def test_killing_the_parent_leaves_no_child(fixtures, tmp_path):
@@ -168,7 +209,15 @@ def test_killing_the_parent_leaves_no_child(fixtures, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "code", "named"),
     [
-        ({"data": "/nowhere/rows.jsonl"}, 1, "/nowhere/rows.jsonl"),
+        ({"data": "/nowhere/rows.jsonl"}, 2, "--data /nowhere/rows.jsonl: no such file"),
+        ({"eval_data": "/nowhere/rows.jsonl"}, 2, "--eval-data /nowhere/rows.jsonl: no such file"),
+        ({"model": "/nowhere/model"}, 2, "--model /nowhere/model: no such folder"),
+        (
+            {"model": "nope/nope"},
+            2,
+            "--model nope/nope: no such folder, and as a Hugging Face id: HF_HUB_OFFLINE",
+        ),
+        ({"chat_template": UNTAGGED}, 2, "untagged.jinja: it has no {% generation %} blocks"),
         ({"learners": 0}, 2, "--learners 0"),
         ({"quorum": 3}, 2, "--quorum 3"),
         ({"resume": True}, 2, "--resume: there is no run"),
@@ -179,11 +228,49 @@ def test_killing_the_parent_leaves_no_child(fixtures, tmp_path):
 def test_wrong_input_is_one_line_with_the_remedy(fixtures, tmp_path, flags, code, named):
     run_dir = tmp_path / "run"
     words = command(fixtures, run_dir, **flags)
-    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS_MAX)
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=SECONDS_MAX)
     assert done.returncode == code, done.stderr
     assert named in done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
-    assert processes_of(run_dir) == []
+    # Nothing was started that could have found it.
+    assert not (run_dir / "logs").exists()
+
+
+def test_a_run_that_never_began_leaves_nothing_in_the_way(tmp_path):
+    folder = tmp_path / "run"
+    (folder / "learners" / "0" / "state").mkdir(parents=True)
+    run = LocalRun(
+        folder=folder,
+        num_learners=1,
+        resume=False,
+        syncer_words=["--learners=1", "--total-steps=1"],
+        learner_words=lambda _: [],
+    )
+    with pytest.raises(YetoError, match="learner 0: --model is missing"):
+        train_or_clear(run)
+    assert {path.name for path in folder.iterdir()} == {"logs"}
+
+
+@pytest.mark.parametrize("what", ["session", "resumed"])
+def test_a_run_that_has_begun_is_kept_when_it_fails(fixtures, tmp_path, what):
+    run = LocalRun(
+        folder=tmp_path,
+        num_learners=1,
+        resume=what == "resumed",
+        # A fresh syncer refuses a tape, and any refuses this flag.
+        syncer_words=["--learners=1", "--total-steps=1", "--bogus"],
+        learner_words=lambda _: [],
+    )
+    (tmp_path / "learners").mkdir()
+    if what == "session":
+        shutil.copy(next(fixtures.glob("tapes/*.jsonl")), run.tape)
+    else:
+        run.tape.touch()
+    with pytest.raises(YetoError, match=r"syncer: .*--bogus"):
+        train_or_clear(run)
+    assert run.tape.exists()
+    assert (tmp_path / "learners").exists()
 
 
 def test_a_folder_of_another_run_is_refused(fixtures, tmp_path):

@@ -299,6 +299,20 @@ def test_pipelined_sweep_rounds_learn_who_was_missed():
     assert all(sealed.missed == (2,) for sealed in session.pick(de.AttemptSealed))
 
 
+def test_an_earlier_sweep_round_that_was_retried_learns_who_was_missed_too():
+    session = sweeping(pipeline=2)
+    session.commit(1)
+    session.commit(2)
+    for learner in (0, 1):
+        session.offer(learner, 3, c_steps=0)
+    session.fire()
+    answered(session, 3, attempt=2, learners=(0, 1))
+    answered(session, 4, learners=(0, 1))
+    session.fire()
+    assert [sealed.step for sealed in session.pick(de.AttemptSealed)] == [4, 3]
+    assert [merge.step for merge in session.pick(de.MergeOrdered)] == [3, 4]
+
+
 def test_a_sweep_round_below_the_quorum_is_retried():
     session = sweeping()
     session.commit(1)

@@ -223,6 +223,19 @@ def test_a_budget_cut_off_collects_every_report_then_saves():
     assert not session.pick(de.LearnerReleased)
 
 
+def test_a_report_that_overtakes_the_data_streams_of_its_connection_counts():
+    session = started(learner_budget_steps=50)
+    budget(session, 0)
+    session.leave(1)
+    session.hello(1)
+    budget(session, 1)
+    assert session.only(de.SessionEnded).exit_code == 0
+    session = started(learner_budget_steps=50)
+    session.leave(1)
+    budget(session, 1)
+    assert session.only(de.Ignored).reason == "superseded"
+
+
 def test_a_wrong_budget_is_refused():
     session = started(learner_budget_steps=50)
     budget(session, 0, 49)

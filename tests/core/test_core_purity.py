@@ -1,10 +1,12 @@
 """The coordinator is a function: nothing it imports can know the time, the dice or the disk."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 
+import attrs
 import pytest
 
 import yeto.core
@@ -45,6 +47,19 @@ def test_nothing_is_opened_printed_awaited_or_kept_globally(path):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert node.func.id not in {"open", "print", "input", "id", "hash", "set"}
             assert node.func.id not in {"exec", "eval", "globals", "__import__"}
+
+
+def test_what_is_made_without_its_init_has_all_fields_in_order():
+    found = 0
+    for path in MODULES:
+        module = importlib.import_module(f"yeto.core.{path.stem}")
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(func=ast.Name(id="made"), args=[ast.Name(id=kind), ast.Dict(keys=keys)]):
+                    names = [ast.literal_eval(key) for key in keys]
+                    assert names == list(attrs.fields_dict(getattr(module, kind))), f"{path}: {kind}"
+                    found += 1
+    assert found
 
 
 def test_every_event_has_a_place_and_every_module_a_theory():

@@ -15,7 +15,7 @@ import trio
 from attrs import define, field
 
 from yeto.errors import ProtocolError
-from yeto.link import FrameStream, Group, LinkClosed, Places, dial, new_buffer
+from yeto.link import Dialler, FrameStream, Group, LinkClosed, Places, TlsContext, new_buffer
 from yeto.wire import codecs
 from yeto.wire.contract import TrainingManifest
 from yeto.wire.digest import digest
@@ -73,6 +73,7 @@ class FakeLearner:
     num_streams: int = 2
     binding: dict = field(factory=lambda: dict(BINDING))
     key: bytes | None = None
+    tls: TlsContext | None = None
     profile: bytes | None = None
     sends_manifest: bool = True
     initial: list | None = None
@@ -87,6 +88,7 @@ class FakeLearner:
     before_push: Callable[[FakeLearner, PullRequest], Awaitable[bool]] | None = None
     """Awaited before each push; False leaves the pull unanswered."""
     on_connected: Callable[[FakeLearner], Awaitable[None]] | None = None
+    draw_generation: Callable[[], int] = lambda: random.getrandbits(64) | 1
 
     # What happened.
     error: str | None = None
@@ -156,12 +158,14 @@ class FakeLearner:
     async def connect(self, host, port):
         """Dial a new group and introduce it."""
         self.dials += 1
-        self.generation = random.getrandbits(64) | 1
-        self.streams = ()
-        self.streams = await dial(host, port, self.num_streams)
-        control, *data = self.streams
+        self.generation = self.draw_generation()
+        dialler = Dialler(host, port, tls=self.tls)
+        control = await dialler.open()
+        self.streams = (control,)
         await control.send(MessageType.HELLO, self.hello().encode(self.key))
-        for index, stream in enumerate(data, start=1):
+        for index in range(1, self.num_streams + 1):
+            stream = await dialler.open()
+            self.streams += (stream,)
             hello = DataHello(learner=self.learner, generation=self.generation, stream=index)
             await stream.send(hello.TYPE, hello.encode())
         sizes = TensorSizes.of([f.numel for f in self.layout.fragments], self.dtype)
@@ -176,7 +180,7 @@ class FakeLearner:
             admit=self._admit,
             deliver=self._deliver,
         )
-        for index, stream in enumerate(data, start=1):
+        for index, stream in enumerate(self.streams[1:], start=1):
             self.group.attach(index, stream)
         if self.sends_manifest:
             self.group.outbox.put_control(MessageType.MANIFEST, self.manifest.encode())

@@ -175,24 +175,24 @@ class Run:
         self.writer.close()
 
 
-def record(path, config=CONFIG):
+def record(path, config=CONFIG, *, make=Run):
     """Record an undisturbed run from the first hello to the end; return its last state."""
-    run = Run(path, config)
+    run = make(path, config)
     run.start()
     run.play()
     run.close()
     return run.state
 
 
-def record_with_restart(path):
+def record_with_restart(path, *, make=Run):
     """Record a run that commits 4 rounds, falls back to step 2 and goes on to the end."""
-    run = Run(path)
+    run = make(path)
     run.start()
     run.play(until=lambda state: state.step == 2 and state.durable == 2)
     resumption = run.resumption()
     run.play(until=lambda state: state.step == 4)
     run.close()
-    run = Run(path, resumed=resumption)
+    run = make(path, resumed=resumption)
     run.dials = {0: 1, 1: 1}
     run.join(0, 1)
     run.play()

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager, suppress
 import numpy as np
 import trio
 
-from yeto.link import FrameStream, Group, LinkClosed, Places, new_buffer
+from yeto.link import FrameStream, Group, LinkClosed, Places, accept_tls, new_buffer
 from yeto.wire import codecs, f32
 from yeto.wire.contract import TrainingManifest
 from yeto.wire.errors import AuthenticationError
@@ -25,7 +25,8 @@ from yeto.wire.messages import (
     Shutdown,
 )
 
-WAIT_SECONDS = 30
+WAIT_SECONDS = 200
+"""What has not come by then never does, on a busy machine either."""
 
 
 class FakeLink:
@@ -154,9 +155,16 @@ class FakeLink:
 class FakeSyncer:
     """Listens, forms groups, hands them to the test in the order of their HELLOs."""
 
-    def __init__(self, nursery, listener, key):
+    def __init__(self, nursery, listener, key, tls):
         self._nursery = nursery
         self._key = key
+        self.tls = tls
+        """Context of the next connections; None speaks plain TCP."""
+        self.accepted = 0
+        self.is_tunnel = False
+        """Whether connections are accepted and closed at once, as by a tunnel to a syncer that is gone."""
+        self.silent = self.most_silent = 0
+        """Connections that have not said who they are: now, and at most so far."""
         self._links = {}
         self._hello = trio.Event()
         self._complete, self._completed = trio.open_memory_channel(100)
@@ -167,17 +175,25 @@ class FakeSyncer:
         """Text to answer every HELLO with."""
 
     async def handle(self, raw):
+        self.accepted += 1
+        if self.is_tunnel:
+            return
         stream = FrameStream(raw)
+        self.silent += 1
+        self.most_silent = max(self.silent, self.most_silent)
         try:
+            if self.tls is not None:
+                stream = FrameStream(await accept_tls(raw, self.tls))
             header = await stream.read_header()
             HANDSHAKE.check(header)
             payload = await stream.read_exact(header.length)
+            self.silent -= 1
             if header.type is MessageType.HELLO:
                 await self._on_hello(stream, payload)
             else:
                 await self._on_data_hello(stream, DataHello.decode(payload))
         except LinkClosed:
-            await stream.close()
+            await stream.close_after_peer(5)
 
     async def _on_hello(self, stream, payload):
         text = self.refusal
@@ -216,11 +232,11 @@ class FakeSyncer:
 
 
 @asynccontextmanager
-async def fake_syncer(*, key=None, port=0):
+async def fake_syncer(*, key=None, port=0, tls=None):
     """Serve on loopback for as long as the block lasts."""
     listener = (await trio.open_tcp_listeners(port, host="127.0.0.1"))[0]
     async with trio.open_nursery() as nursery:
-        syncer = FakeSyncer(nursery, listener, key)
+        syncer = FakeSyncer(nursery, listener, key, tls)
         nursery.start_soon(trio.serve_listeners, syncer.handle, [listener])
         yield syncer
         nursery.cancel_scope.cancel()

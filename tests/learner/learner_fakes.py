@@ -46,8 +46,8 @@ class TinyTask:
     def describe(self):
         return {"model": "tiny"}
 
-    def batches(self):
-        start = 0
+    def batches(self, start=None):
+        start = start or 0
         while True:
             if self.gate is not None:
                 self.gate(self.batches_given)
@@ -55,7 +55,10 @@ class TinyTask:
             start += self.rows_per_batch
             self.batches_given += 1
             yield Batch(
-                inputs=chosen, targets=sum(count for _, _, count in chosen), tokens=10 * self.rows_per_batch
+                inputs=chosen,
+                targets=sum(count for _, _, count in chosen),
+                tokens=10 * self.rows_per_batch,
+                position=start,
             )
 
     def loss(self, batch):
@@ -99,7 +102,7 @@ def config(**changes):
 
 async def eventually(predicate):
     """Wait for something that another thread does."""
-    with trio.fail_after(30):
+    with trio.fail_after(200):
         while not predicate():
             await trio.sleep(0.002)
 
@@ -115,7 +118,7 @@ class Steps:
     def __call__(self, batch):
         with self._changed:
             self._at = batch
-            assert self._changed.wait_for(lambda: self._allowed > batch, timeout=60)
+            assert self._changed.wait_for(lambda: self._allowed > batch, timeout=200)
 
     @property
     def is_closed(self):

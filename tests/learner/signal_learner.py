@@ -17,8 +17,8 @@ class SlowTask(TinyTask):
         super().__init__(rows_per_batch=3)
         self.phase = phase
 
-    def batches(self):
-        for index, batch in enumerate(super().batches()):
+    def batches(self, start=None):
+        for index, batch in enumerate(super().batches(start)):
             if self.phase == "training":
                 if index == 3:
                     announce("training")

@@ -4,15 +4,8 @@ import numpy as np
 import pytest
 
 from yeto.errors import ProtocolError
-from yeto.learner.anchors import (
-    Broadcast,
-    FragmentBook,
-    Pull,
-    Residual,
-    Taken,
-    Verdict,
-    newest,
-)
+from yeto.learner.anchors import FragmentBook
+from yeto.learner.exchanged import Broadcast, Pull, Residual, Taken, Verdict, newest
 
 NUM_FRAGMENTS = 4
 
@@ -372,3 +365,203 @@ def test_training_may_start_when_the_syncer_has_sent_every_fragment(book):
     assert not book.is_complete, "the own INIT is not yet confirmed"
     book.receive(broadcast(0, digest="init"))
     assert book.is_complete
+
+
+class TestRestart:
+    """A process that goes on from what an earlier one saved."""
+
+    def restarted(self, book, **settings):
+        again = FragmentBook(num_fragments=NUM_FRAGMENTS, alpha=0.5, **settings)
+        again.restore(book.saved())
+        return again
+
+    def test_anchors_and_work_are_as_they_were(self, book):
+        book.receive(broadcast(5, numbers=(3.0,)))
+        book.count_step(100)
+        again = self.restarted(book)
+        again.count_step(30, steps=2)
+        assert (again.version(0), again.anchor(0)) == (5, values(3.0))
+        assert again.receive(broadcast(5, generation=2)).taken is Taken.UNCHANGED
+        answer = again.answer(pull(6, generation=2), local_step=3)
+        assert (answer.base_version, answer.c_steps, answer.c_tokens) == (5, 3, 130)
+
+    def test_no_pull_is_answered_before_this_connection_brought_the_fragment(self, book):
+        book.receive(broadcast(5))
+        book.count_step(1)
+        assert self.restarted(book).verdict(pull(6)) is Verdict.HOLD
+
+    @pytest.mark.parametrize(
+        ("version", "step", "verdict"),
+        [
+            (0, 1, Verdict.ANSWER),
+            (0, NUM_FRAGMENTS, Verdict.ANSWER),
+            (0, NUM_FRAGMENTS + 1, Verdict.HOLD),
+            (1, NUM_FRAGMENTS + 1, Verdict.ANSWER),
+            (1, 2 * NUM_FRAGMENTS + 1, Verdict.HOLD),
+        ],
+    )
+    def test_its_first_answer_needs_an_anchor_with_every_earlier_round(self, book, version, step, verdict):
+        book.receive(broadcast(version))
+        book.count_step(1)
+        again = self.restarted(book)
+        again.receive(broadcast(version, generation=2))
+        assert again.verdict(pull(step, generation=2)) is verdict
+
+    def test_after_its_own_first_push_the_usual_rule_is_enough(self, book):
+        book.receive(broadcast(0))
+        book.count_step(1)
+        again = self.restarted(book)
+        again.receive(broadcast(0, generation=2))
+        again.answer(pull(1, generation=2), local_step=1)
+        again.receive(broadcast(1, generation=2))
+        again.count_step(1)
+        assert again.verdict(pull(3 * NUM_FRAGMENTS + 1, generation=2)) is Verdict.ANSWER
+
+    def test_a_round_it_had_pushed_for_is_remembered(self, book):
+        book.receive(broadcast(0))
+        book.count_step(1)
+        book.answer(pull(1), local_step=1)
+        again = self.restarted(book)
+        again.receive(broadcast(0, generation=2))
+        assert again.verdict(pull(1, attempt=2, generation=2)) is Verdict.ANSWER
+        assert again.verdict(pull(2, generation=2)) is Verdict.HOLD
+
+    def test_frozen_weights_stay_frozen(self, book):
+        book.receive(broadcast(0))
+        book.freeze(50, 500)
+        again = self.restarted(book)
+        again.receive(broadcast(0, generation=2))
+        answer = again.answer(pull(1, generation=2), local_step=50)
+        assert (answer.c_steps, answer.c_tokens) == (50, 500)
+
+    def test_residuals_go_on(self):
+        book = FragmentBook(num_fragments=NUM_FRAGMENTS, alpha=0.5, error_feedback=True)
+        book.receive(broadcast(0))
+        book.count_step(1)
+        book.answer(pull(1), local_step=1).leaves.fill(values(0.25))
+        again = self.restarted(book, error_feedback=True)
+        again.receive(broadcast(1, generation=2))
+        again.count_step(1)
+        answer = again.answer(pull(5, generation=2), local_step=2)
+        assert answer.carried.values() == values(0.25)
+        answer.leaves.fill(values(0.5))
+        last = self.restarted(again, error_feedback=True)
+        last.receive(broadcast(1, generation=3))
+        assert last.answer(pull(5, generation=3), local_step=2).carried.values() == values(0.25)
+
+    def test_own_initial_values_are_still_unconfirmed(self, book):
+        book.adopt_init(0, values(1.0), "init")
+        again = self.restarted(book)
+        assert again.receive(broadcast(0, digest="other", generation=2)).taken is Taken.OVERWROTE
+
+
+class TestCarrying:
+    """What comes back merged is taken off; what was not pushed stays, and stays counted."""
+
+    @pytest.fixture
+    def book(self):
+        book = FragmentBook(num_fragments=NUM_FRAGMENTS, alpha=0.0, carries=True, error_feedback=True)
+        book.receive(broadcast(0, numbers=(1.0,)))
+        book.count_step(10)
+        return book
+
+    def push(self, book, step, *, attempt=1, generation=1, decoded=None):
+        """Answer a pull; ``decoded`` is what the encoder finds that was sent, if it ever runs."""
+        answer = book.answer(pull(step, attempt=attempt, generation=generation), local_step=1)
+        assert answer.leaves is None, "what quantisation took is in the weights already"
+        if decoded is not None:
+            answer.sent.fill(values(decoded))
+        return answer
+
+    def test_what_was_pushed_is_taken_off_and_the_rest_stays_counted(self, book):
+        self.push(book, 1, decoded=0.5)
+        book.count_step(20)
+        receipt = book.receive(broadcast(1, numbers=(2.0,)))
+        assert (receipt.taken, receipt.previous_version) == (Taken.CARRIED, 0)
+        assert (receipt.carry.anchor, receipt.carry.pushed) == (values(1.0), values(0.5))
+        assert book.work(0) == (1, 20)
+        assert book.receive(broadcast(5, numbers=(3.0,))).carry.pushed is None, "taken off once"
+        assert book.work(0) == (1, 20)
+
+    def test_without_a_push_everything_stays_counted(self, book):
+        receipt = book.receive(broadcast(4))
+        assert (receipt.taken, receipt.carry.pushed) == (Taken.CARRIED, None)
+        assert book.work(0) == (1, 10)
+
+    def test_a_version_below_the_round_takes_nothing_off(self, book):
+        self.push(book, 8, decoded=0.5)
+        assert book.receive(broadcast(4)).carry.pushed is None
+        book.count_step(20)
+        assert book.work(0) == (2, 30)
+        assert book.receive(broadcast(8)).carry.pushed == values(0.5)
+        assert book.work(0) == (1, 20)
+
+    def test_a_missed_broadcast_does_not_matter(self, book):
+        self.push(book, 4, decoded=0.5)
+        assert book.receive(broadcast(12)).carry.pushed == values(0.5)
+
+    def test_the_newest_push_of_a_round_counts(self, book):
+        self.push(book, 4, decoded=0.5)
+        book.count_step(20)
+        self.push(book, 4, attempt=2, decoded=0.75)
+        book.count_step(40)
+        assert book.receive(broadcast(4)).carry.pushed == values(0.75)
+        assert book.work(0) == (1, 40)
+
+    def test_a_push_that_was_never_encoded_was_never_sent(self, book):
+        self.push(book, 4)
+        assert book.receive(broadcast(4)).carry.pushed is None
+        assert book.work(0) == (1, 10)
+
+    def test_one_that_was_never_encoded_leaves_the_attempt_before_it_in_force(self, book):
+        self.push(book, 4, decoded=0.5)
+        book.count_step(20)
+        book.receive(broadcast(0, generation=2))
+        self.push(book, 4, attempt=2, generation=2)
+        book.count_step(40)
+        assert book.receive(broadcast(4, generation=3)).carry.pushed == values(0.5)
+        assert book.work(0) == (2, 60)
+
+    def test_an_overtaking_pull_is_held_as_ever(self, book):
+        self.push(book, 4, decoded=0.5)
+        book.count_step(10)
+        assert book.verdict(pull(8)) is Verdict.HOLD
+        book.receive(broadcast(4))
+        assert book.verdict(pull(8)) is Verdict.ANSWER
+
+    def test_a_roll_back_takes_nothing_off_and_forgets_what_was_pushed(self, book):
+        book.receive(broadcast(4, numbers=(2.0,)))
+        self.push(book, 8, decoded=0.5)
+        receipt = book.receive(broadcast(0, generation=2, numbers=(1.0,)))
+        assert (receipt.taken, receipt.carry.pushed) == (Taken.ROLLED_BACK, None)
+        assert receipt.carry.anchor == values(2.0)
+        assert book.work(0) == (1, 10)
+        assert book.verdict(pull(12, generation=2)) is Verdict.ANSWER
+        assert book.receive(broadcast(8, generation=2)).carry.pushed is None
+
+    def test_the_first_broadcast_that_changes_something_after_a_restart_overwrites(self, book):
+        self.push(book, 4, decoded=0.5)
+        again = FragmentBook(num_fragments=NUM_FRAGMENTS, alpha=0.0, carries=True)
+        again.restore(book.saved())
+        assert again.receive(broadcast(0, generation=2)).taken is Taken.UNCHANGED
+        again.count_step(10)
+        assert again.work(0) == (2, 20)
+        self.push(again, 4, generation=2, decoded=0.25)
+        receipt = again.receive(broadcast(4, generation=2))
+        assert (receipt.taken, receipt.alpha, receipt.carry) == (Taken.OVERWROTE, 0.0, None)
+        assert again.work(0) == (0, 0)
+        again.count_step(10)
+        self.push(again, 8, generation=2, decoded=0.25)
+        assert again.receive(broadcast(8, generation=2)).carry.pushed == values(0.25)
+
+    def test_a_roll_back_after_a_restart_overwrites(self, book):
+        book.receive(broadcast(4))
+        again = FragmentBook(num_fragments=NUM_FRAGMENTS, alpha=0.0, carries=True)
+        again.restore(book.saved())
+        assert again.receive(broadcast(0, generation=2)).taken is Taken.OVERWROTE
+
+    def test_frozen_weights_move_the_anchor_only(self, book):
+        book.freeze(1, 10)
+        assert book.answer(pull(4), local_step=1).sent is None
+        receipt = book.receive(broadcast(4))
+        assert (receipt.alpha, receipt.carry) == (1.0, None)

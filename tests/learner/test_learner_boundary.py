@@ -10,11 +10,13 @@ from torch import nn
 
 from yeto.errors import ConfigError, ProtocolError
 from yeto.layout import build_layout
-from yeto.learner.anchors import Broadcast, FragmentBook, Pull
+from yeto.learner.anchors import FragmentBook
 from yeto.learner.boundary import Boundary
+from yeto.learner.exchanged import Broadcast, Pull
 from yeto.learner.fragments import LiveFragments, named_shapes
 from yeto.learner.mailbox import Arrivals, Departures, FinalCut, Stop
 from yeto.learner.push import encode_push
+from yeto.learner.stopwatch import Stopwatch
 from yeto.wire import f32, q4
 from yeto.wire.layout import FragmentLayout, Layout, MergeMode, TensorSpec
 
@@ -40,7 +42,7 @@ def pull(step, *, attempt=1, fragment=0, generation=1):
 class Bench:
     """A boundary over parameters of one number each, one fragment per parameter or all in one."""
 
-    def __init__(self, *start, alpha=0.5, error_feedback=False, together=False):
+    def __init__(self, *start, alpha=0.5, error_feedback=False, together=False, carries=False):
         self.parameters = {f"p{i}": nn.Parameter(torch.tensor([value])) for i, value in enumerate(start)}
         specs = [TensorSpec(name=name, shape=(1,)) for name in self.parameters]
         layout = Layout(
@@ -53,7 +55,10 @@ class Bench:
         self.rings = []
         self.receipts = []
         self.book = FragmentBook(
-            num_fragments=len(layout.fragments), alpha=alpha, error_feedback=error_feedback
+            num_fragments=len(layout.fragments),
+            alpha=alpha,
+            error_feedback=error_feedback,
+            carries=carries,
         )
         self.arrivals = Arrivals()
         self.departures = Departures(
@@ -64,6 +69,7 @@ class Bench:
             book=self.book,
             arrivals=self.arrivals,
             departures=self.departures,
+            stopwatch=Stopwatch(),
             on_broadcast=lambda broadcast, receipt: self.receipts.append(receipt.taken.value),
             on_answer=lambda answer: None,
         )
@@ -232,6 +238,63 @@ class TestCrossing:
         assert push(4).tolist() == expected.tolist() == [1.0, 0.25]
 
 
+class TestCarrying:
+    """``local := received + (local - anchor) - d`` on real parameters and through the real codecs."""
+
+    def test_the_worked_example(self):
+        """Anchor 4, local 7.5, pushes 3.5; then 2 more, and 5 is received: 5 + 2 = 7, and 2 are pushed."""
+        bench = Bench(4.0, carries=True)
+        bench.arrivals.put_broadcast(broadcast(0, 4.0))
+        bench.arrivals.put_pull(pull(1))
+        bench.boundary.cross(0)
+        bench.set_local(7.5)
+        bench.book.count_step(1)
+        bench.boundary.cross(1)
+        assert bench.pushed() == [(1, 1, 3.5)]
+        bench.set_local(9.5)
+        bench.book.count_step(1)
+        bench.arrivals.put_broadcast(broadcast(1, 5.0))
+        bench.arrivals.put_pull(pull(2))
+        bench.boundary.cross(2)
+        assert bench.local() == 7.0
+        assert bench.pushed() == [(2, 1, 2.0)]
+        assert bench.receipts == ["overwrote", "carried"]
+
+    def test_nothing_done_since_the_push_ends_in_what_was_received_exactly(self):
+        bench = Bench(0.1, carries=True)
+        bench.arrivals.put_broadcast(broadcast(0, 0.1))
+        bench.boundary.cross(0)
+        bench.set_local(0.7)
+        bench.book.count_step(1)
+        bench.arrivals.put_pull(pull(1))
+        bench.boundary.cross(1)
+        bench.pushed()
+        bench.arrivals.put_broadcast(broadcast(1, 0.3))
+        bench.boundary.cross(2)
+        assert bench.local() == np.float32(0.3)
+
+    def test_what_quantisation_took_goes_into_the_next_push(self):
+        """q4 sends 0.5 for 0.4; the missing -0.1 stays in the weights, and no residual adds it again."""
+        bench = Bench(0.0, 0.0, carries=True, error_feedback=True, together=True)
+        bench.arrivals.put_broadcast(broadcast(0, 0.0, 0.0))
+        bench.boundary.cross(0)
+        bench.set_local(1.0)
+        bench.set_local(0.4, index=1)
+        bench.book.count_step(1)
+        bench.arrivals.put_pull(pull(1))
+        bench.boundary.cross(1)
+        _, payload = encode_push(bench.departures.take_push(), 0, "q4")
+        assert q4.decode(payload, 2).tolist() == [1.0, 0.5]
+        bench.arrivals.put_broadcast(broadcast(1, 0.0, 0.0, digest="merged"))
+        bench.boundary.cross(2)
+        assert [bench.local(0), bench.local(1)] == [0.0, pytest.approx(-0.1)]
+        bench.book.count_step(1)
+        bench.arrivals.put_pull(pull(2))
+        bench.boundary.cross(3)
+        _, payload = encode_push(bench.departures.take_push(), 0, "q4")
+        assert q4.decode(payload, 2).tolist() == [0.0, pytest.approx(-0.1)]
+
+
 class TestMailboxes:
     def test_one_broadcast_per_fragment_waits(self):
         arrivals = Arrivals()
@@ -259,7 +322,7 @@ class TestMailboxes:
             thread = threading.Thread(target=arrivals.wait)
             thread.start()
             act()
-            thread.join(timeout=10)
+            thread.join(timeout=100)
             assert not thread.is_alive()
             arrivals.take()
 

@@ -1,106 +1,20 @@
 """A whole learner, its training thread included, against a scripted syncer over loopback sockets."""
 
-import io
-import json
-from contextlib import asynccontextmanager
-
 import numpy as np
 import pytest
 import torch
 import trio
 from fake_syncer import fake_syncer
-from learner_fakes import Steps, TinyTask, config, eventually
+from learner_fakes import TinyTask, config, eventually
 
 from yeto.errors import ConfigError, DataError, YetoError
-from yeto.learner.app import Learner, run_learner
+from yeto.learner.app import run_learner
+from yeto.learner.client import FINAL_PATIENCE_SECONDS
 from yeto.learner.loop import InnerLoop
-from yeto.learner.progress import Progress
 from yeto.learner.stopwatch import Stopwatch
 from yeto.wire import bf16, q4
 from yeto.wire.layout import MergeMode
 from yeto.wire.messages import BroadcastHeader
-
-
-class NoWait:
-    """Chance that never waits."""
-
-    def uniform(self, low, high):
-        return low
-
-
-class Run:
-    """A learner that runs beside the test."""
-
-    def __init__(self, settings, task):
-        self.settings = settings
-        self.task = task
-        self.output = io.StringIO()
-        self.progress = Progress(
-            learner_id=settings.learner_id, log_path=settings.log_jsonl, stream=self.output
-        )
-        self.learner = Learner(settings, lambda: task, self.progress, NoWait())
-        self.outcome = self.failure = None
-        self.ended = trio.Event()
-
-    async def run(self):
-        try:
-            with self.progress:
-                self.outcome = await self.learner.run()
-        except YetoError as error:
-            self.failure = error
-        self.ended.set()
-
-    async def expect_end(self):
-        with trio.fail_after(30):
-            await self.ended.wait()
-        if self.failure is not None:
-            raise self.failure
-        return self.outcome
-
-    async def step(self, *, pulls=0):
-        """Let the training thread take one step, once so many pulls wait for the boundary after it."""
-        await eventually(lambda: self.gate.is_closed)
-        await self.arrived(pulls=pulls)
-        self.gate.allow(1)
-
-    async def arrived(self, *, pulls=0, broadcasts=0):
-        """Wait until so much waits for the next boundary, which the gate keeps the training thread from."""
-        waiting = self.learner._arrivals
-        await eventually(lambda: (len(waiting._pulls), len(waiting._broadcasts)) == (pulls, broadcasts))
-
-    def log(self, kind):
-        records = [json.loads(line) for line in self.settings.log_jsonl.read_text().splitlines()]
-        return [record for record in records if record["kind"] == kind]
-
-
-@pytest.fixture
-def learn(tmp_path):
-    """Start a learner of a scripted syncer; its steps wait for ``run.gate``."""
-
-    @asynccontextmanager
-    async def start(syncer, *, address=None, free=False, **changes):
-        gate = Steps()
-        if free:
-            gate.open()
-        settings = config(
-            syncer=syncer.address if address is None else address,
-            output_dir=tmp_path / "out",
-            log_jsonl=tmp_path / "log.jsonl",
-            **changes,
-        )
-        # Three rows each, so that every group has three targets.
-        run = Run(settings, TinyTask(rows_per_batch=3, gate=gate))
-        run.gate = gate
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(run.run)
-            try:
-                yield run
-            finally:
-                # A training thread that waits at the gate would outlive the test.
-                gate.open()
-            nursery.cancel_scope.cancel()
-
-    return start
 
 
 def tensor_names(link):
@@ -166,6 +80,36 @@ async def test_a_broadcast_is_blended_and_the_next_push_is_relative_to_it(learn)
         assert head.c_steps < head.local_step, "the broadcast reset the counters"
         assert head.c_tokens == 30 * head.c_steps
         assert [r["taken"] for r in run.log("broadcast")] == ["unchanged", "unchanged", "blended"]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "q4"])
+async def test_carried_work_is_pushed_once_and_whole(learn, dtype):
+    """Two pushes add up to all that was trained, whatever the wire takes from the first."""
+    async with fake_syncer() as syncer, learn(syncer, merge_alpha="carry", wire_dtype=dtype) as run:
+        link, inits = await seeded(syncer)
+        name = tensor_names(link)[0]
+        await run.step()
+        await eventually(lambda: run.gate.is_closed)
+        link.pull(0, 1)
+        await run.step(pulls=1)
+        head, first = await link.expect("push")
+        link.broadcast(0, 1, np.full_like(inits[0], 2.0))
+        link.pull(0, 3)
+        await run.arrived(pulls=1, broadcasts=1)
+        run.gate.allow()
+        head, second = await link.expect("push")
+        assert (head.base_version, head.c_steps, head.local_step) == (1, 1, 3)
+        assert run.log("broadcast")[-1]["taken"] == "carried"
+        alone = TinyTask(rows_per_batch=3)
+        loop = InnerLoop(alone, alone.trainable_parameters(), run.settings, Stopwatch())
+        for _ in range(3):
+            loop.step(lambda: False)
+        done = alone.trainable_parameters()[name].detach().reshape(-1).numpy() - inits[0]
+        assert np.allclose(local(run, name), 2.0 + (done - first), rtol=0, atol=1e-6)
+        # What the wire took from the first push is in the second, whose own loss is the only one left.
+        left = np.abs(done - first).max()
+        loss = {"f32": 0.0, "bf16": 0.01, "q4": 0.5}[dtype] * left
+        assert np.allclose(first + second, done, rtol=0, atol=loss + 1e-6)
 
 
 @pytest.mark.parametrize("streams", [0, 1, 4])
@@ -353,6 +297,30 @@ async def test_a_syncer_that_never_confirms_is_not_waited_for_for_ever(learn, mo
         assert "did not confirm" in run.output.getvalue()
 
 
+async def test_a_tunnel_to_a_syncer_that_is_gone_is_not_waited_for_either(learn, skipping_clock):
+    """Being connected says little: after the ACK only what a syncer sends gives it more time."""
+    async with fake_syncer() as syncer, learn(syncer, free=True) as run:
+        link, inits = await seeded(syncer)
+        link.final(2, [1, 2], inits)
+        assert await link.expect("ack") == 2
+        syncer.is_tunnel = True
+        await link.drop()
+        dialled = 1 + run.settings.wan_streams
+        await eventually(lambda: syncer.accepted > dialled)
+        skipping_clock.jump(FINAL_PATIENCE_SECONDS)
+        assert (await run.expect_end()).exit_code == 0
+        assert "did not confirm" in run.output.getvalue()
+
+
+async def test_many_streams_are_opened_some_at_a_time(learn):
+    """A syncer has 64 places for connections that have not said who they are."""
+    async with fake_syncer() as syncer, learn(syncer, wan_streams=200):
+        link, _ = await seeded(syncer)
+        assert link.group.is_complete
+        assert syncer.accepted == 201
+        assert syncer.most_silent <= 33
+
+
 async def test_shutdown_before_a_final_cut_leaves_unmerged_weights(learn):
     async with fake_syncer() as syncer, learn(syncer, free=True) as run:
         link, _ = await seeded(syncer)
@@ -456,10 +424,16 @@ async def test_a_syncer_that_only_breaks_the_protocol_is_given_up(learn):
     async with fake_syncer() as syncer, learn(syncer, free=True, give_up_seconds=0.2) as run:
         link, inits = await seeded(syncer)
         await link.expect_heartbeat(1)
-        while run.outcome is None:
-            link.broadcast(0, 1, np.full_like(inits[0], np.nan))
-            await link.expect_end()
-            with trio.move_on_after(1):
+        async with trio.open_nursery() as nursery:
+
+            async def until_given_up():
+                await run.expect_end()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(until_given_up)
+            while True:
+                link.broadcast(0, 1, np.full_like(inits[0], np.nan))
+                await link.expect_end()
                 link = await syncer.connection()
         assert run.outcome.exit_code == 4
         assert "not finite" in run.outcome.reason

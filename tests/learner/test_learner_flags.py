@@ -40,6 +40,8 @@ def test_every_setting_of_the_objects_has_a_flag():
         "give_up_seconds": "give_up_after",
         "send_manifest": "no_manifest",
         "budget_steps": "learner_budget_steps",
+        "tls": "tls_ca",
+        "rank_timeout_seconds": "rank_timeout",
     }
     internal = {"first_connect_seconds", "rank", "num_ranks"}
     for config in (LearnerConfig, TextConfig):
@@ -70,7 +72,15 @@ def test_flags_reach_their_object(tmp_path):
     ("words", "message"),
     [
         (["--learner-id", "2", "--num-learners", "2"], "--learner-id 2 is out of range"),
+        (["--rank-timeout", "60"], "--rank-timeout 60: need at least 180 s"),
         (["--seq-len", "1"], "--seq-len 1 must be at least 2"),
+        (["--tls-cert", "c.pem"], "--tls-cert and --tls-key: give both or none"),
+        (
+            ["--tls-cert", "c.pem", "--tls-key", "k.pem"],
+            "--tls-cert c.pem: needs --tls-ca, which turns",
+        ),
+        (["--tls-server-name", "head"], "--tls-server-name head: needs --tls-ca"),
+        (["--tls-ca", "no.pem"], "--tls-ca no.pem: No such file"),
     ],
 )
 def test_impossible_flags_are_refused_before_anything_is_loaded(words, message):
@@ -78,3 +88,17 @@ def test_impossible_flags_are_refused_before_anything_is_loaded(words, message):
         run_learner_command(parse(*words))
     with pytest.raises(ConfigError, match="--syncer nowhere: must be HOST:PORT"):
         run_learner_command(parse(syncer="nowhere"))
+
+
+def test_work_can_be_carried():
+    assert parse("--merge-alpha", "carry").learner_config().carries
+    assert not parse("--merge-alpha", "0.25").learner_config().carries
+    with pytest.raises(ConfigError, match=r"--merge-alpha 1\.5: must lie in \[0, 1\).* or be carry"):
+        parse("--merge-alpha", "1.5").learner_config()
+
+
+def test_the_state_folder_and_its_rhythm(tmp_path):
+    learner = parse("--state-dir", str(tmp_path), "--state-every", "20").learner_config()
+    assert (learner.state_dir, learner.state_every) == (tmp_path, 20)
+    with pytest.raises(ConfigError, match="--state-every 0: need at least 1"):
+        parse("--state-every", "0").learner_config()

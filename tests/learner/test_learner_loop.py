@@ -91,6 +91,24 @@ def test_an_interrupted_step_changes_nothing(asked):
         assert result is not None
 
 
+def test_an_interrupted_step_draws_what_it_draws_again():
+    """Whoever goes on from saved state takes the group once more, with the same dropout."""
+
+    class Drawing(TinyTask):
+        def loss(self, batch):
+            self.drawn.append(float(torch.rand(())))
+            return super().loss(batch)
+
+    task = Drawing(rows_per_batch=3)
+    task.drawn = []
+    loop = loop_of(task, grad_accum=2)
+    answers = iter([False] * 3 + [True])
+    assert loop.step(lambda: next(answers)) is None
+    loop.step(never)
+    assert len(task.drawn) == 3
+    assert task.drawn[0] == task.drawn[1]
+
+
 def test_the_schedule():
     constant = config(output_dir=FOLDER, inner_lr=1.0, warmup_steps=4)
     assert [learning_rate(step, constant) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]

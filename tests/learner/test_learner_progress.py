@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from yeto.errors import ConfigError
-from yeto.learner.anchors import Answer, Broadcast, Pull, Receipt, Taken
+from yeto.learner.exchanged import Answer, Broadcast, Pull, Receipt, Taken
 from yeto.learner.loop import StepResult
 from yeto.learner.progress import Progress
 from yeto.learner.task import Evaluation
@@ -114,7 +114,7 @@ def test_without_a_terminal_lines_are_plain_and_few():
     assert "\x1b" not in text
     first, second, third = text.splitlines()
     assert first == "learner 2: link up: 10.0.0.1:29400"
-    assert second.startswith("learner 2: loading, local step 1, loss 1.5000, 0 tokens/s, global step 0")
+    assert second.startswith("learner 2: loading, local step 1, loss 1.5000, global step 0")
     assert "0 merges, staleness 0, link up" in second
     assert third == "learner 2: done"
 
@@ -127,6 +127,31 @@ def test_the_line_has_an_eta_when_the_end_is_known(monkeypatch):
         now[0] += 2.0
         progress.stepped(step(), local_step=local_step, tokens=10 * local_step)
     assert progress.line() == ("learner 0: loading, local step 10, loss 1.5000, 5 tokens/s, ETA 0:03:00")
+
+
+def test_the_line_says_what_a_learner_waits_for():
+    stream = io.StringIO()
+    progress = Progress(learner_id=1, stream=stream)
+    progress.phase("waiting")
+    assert progress.line() == "learner 1: waiting for a connection to the syncer"
+    progress.link("up", "host:1")
+    shown = (
+        "learner 1: waiting for the run to open: learner 0 brings the first weights, and the syncer says who"
+    )
+    assert progress.line().startswith(f"{shown} is missing, global step 0")
+    progress.idle()
+    progress.idle()
+    assert stream.getvalue().count(shown) == 1, "now and then, not every time"
+    progress.fragments(2, 8)
+    assert "waiting for the first weights: 2 of 8 fragments are here" in progress.line()
+    progress.phase("training")
+    assert progress.line().startswith("learner 1: training, global step 0")
+    progress.phase("frozen")
+    assert progress.line().startswith("learner 1: frozen at its budget, until the syncer has merged the rest")
+    first = Progress(learner_id=0, stream=stream)
+    first.phase("waiting")
+    first.link("up", "host:1")
+    assert "waiting for the syncer to open the run with this learner's first weights" in first.line()
 
 
 def test_on_a_terminal_the_line_is_redrawn(monkeypatch):
@@ -152,13 +177,13 @@ def test_the_same_trouble_with_the_link_is_said_once():
             progress.link("connecting", "host:1")
             progress.link("down", "refused")
         progress.link("connecting", "host:1")
-        progress.link("down", "no route")
+        progress.link("down", "no route", then="dialling again for up to 900 s")
         progress.link("connecting", "host:1")
         progress.link("up", "host:1")
     assert shown.getvalue().splitlines() == [
         "learner 0: link connecting: host:1",
         "learner 0: link down: refused",
-        "learner 0: link down: no route",
+        "learner 0: link down: no route; dialling again for up to 900 s",
         "learner 0: link up: host:1",
     ]
 

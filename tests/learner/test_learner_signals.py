@@ -31,7 +31,7 @@ def learner(phase, syncer, folder):
 
 
 def end(process):
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=200)
     return process.returncode, errors
 
 

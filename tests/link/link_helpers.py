@@ -3,7 +3,7 @@
 import trio
 import trio.testing
 
-from yeto.link import FrameStream
+from yeto.link import FrameStream, LinkClosed, TlsStream
 from yeto.wire.frames import MessageType, encode_header
 from yeto.wire.legality import TensorSizes
 from yeto.wire.messages import BroadcastHeader, PushHeader
@@ -56,6 +56,39 @@ async def socket_pair():
         left = await trio.open_tcp_stream(*listener.socket.getsockname())
     await listener.aclose()
     return left, accepted[0]
+
+
+async def tls_pair(tls):
+    """Return the two ends of a TLS connection, client and server."""
+    server_context, client_context = tls
+    left, right = await socket_pair()
+    client = TlsStream(left, client_context, server_side=False, server_name="localhost")
+    server = TlsStream(right, server_context, server_side=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.handshake)
+        nursery.start_soon(server.handshake)
+    return client, server
+
+
+async def handshakes(server_context, client_context, server_name="localhost"):
+    """Shake hands; return what each side said of it (None: it went well) and both streams."""
+    left, right = await socket_pair()
+    client = TlsStream(left, client_context, server_side=False, server_name=server_name)
+    server = TlsStream(right, server_context, server_side=True)
+    said = {}
+
+    async def shake(name, stream):
+        try:
+            with trio.fail_after(100):
+                await stream.handshake()
+            said[name] = None
+        except LinkClosed as error:
+            said[name] = error
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(shake, "client", client)
+        nursery.start_soon(shake, "server", server)
+    return said["server"], said["client"], server, client
 
 
 def sizes_of(*tensor_bytes):

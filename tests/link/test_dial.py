@@ -2,15 +2,18 @@
 
 import itertools
 import random
+import socket
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
 import trio
 import trio.testing
+from dialled import dial
 from trio import socket as trio_socket
 
 from yeto.errors import ConfigError
-from yeto.link import LinkClosed, Target, backoff, dial
+from yeto.link import LinkClosed, LinkRefused, Target, accept_tls, backoff
 from yeto.link.dial import parse_address
 
 
@@ -105,11 +108,12 @@ class Server:
         await trio.sleep_forever()
 
 
-async def closed_port():
-    """Return a port on which nobody listens."""
-    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    async with listener:
-        return listener.socket.getsockname()[1]
+@contextmanager
+def closed_port():
+    """Yield a port on which nobody listens, and which nobody else can take meanwhile."""
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        yield taken.getsockname()[1]
 
 
 class TestDial:
@@ -140,9 +144,9 @@ class TestDial:
 
     async def test_names_everything_that_was_tried(self):
         trio_socket.set_custom_hostname_resolver(Resolver("127.0.0.2", "127.0.0.1"))
-        port = await closed_port()
-        with pytest.raises(LinkClosed, match=rf"cannot connect to syncer.example:{port}: ") as caught:
+        with closed_port() as port, pytest.raises(LinkClosed) as caught:
             await dial("syncer.example", port, 0)
+        assert str(caught.value).startswith(f"cannot connect to syncer.example:{port}: ")
         assert "127.0.0.2" in str(caught.value)
         assert "127.0.0.1" in str(caught.value)
         assert "\n" not in str(caught.value)
@@ -157,7 +161,7 @@ class TestDial:
         said = []
 
         async def answer(stream):
-            secure = trio.SSLStream(stream, server_context, server_side=True)
+            secure = await accept_tls(stream, server_context)
             said.append(await secure.receive_some(3))
 
         async with trio.open_nursery() as nursery:
@@ -178,13 +182,14 @@ class TestDial:
         server_context, client_context = tls
 
         async def answer(stream):
-            with pytest.raises(trio.BrokenResourceError):
-                await trio.SSLStream(stream, server_context, server_side=True).do_handshake()
+            with pytest.raises(LinkRefused, match="this syncer's certificate: another name"):
+                await accept_tls(stream, server_context)
             await stream.aclose()
 
         async with trio.open_nursery() as nursery:
             port = await Server().start(nursery, answer)
-            with pytest.raises(LinkClosed, match=rf"cannot connect to 127.0.0.1:{port}: .*certificate"):
+            told = rf"cannot connect to 127.0.0.1:{port}: the syncer's certificate is not accepted: IP addr"
+            with pytest.raises(LinkRefused, match=told):
                 await dial("127.0.0.1", port, 1, tls=client_context)
             nursery.cancel_scope.cancel()
 

@@ -5,23 +5,12 @@ import socket
 import pytest
 import trio
 import trio.testing
-from link_helpers import OneByteStream, lockstep_pair, memory_pair, read_frame, socket_pair
+from link_helpers import OneByteStream, lockstep_pair, memory_pair, read_frame, socket_pair, tls_pair
 
 from yeto.errors import ProtocolError
 from yeto.link import FrameStream, LinkClosed, set_socket_options
 from yeto.link.framing import DISCARD_BYTES, JOIN_BYTES, READ_AHEAD_BYTES, underlying_socket
 from yeto.wire.frames import MessageType, encode_header
-
-
-async def tls_pair(tls):
-    server_context, client_context = tls
-    left, right = await socket_pair()
-    client = trio.SSLStream(left, client_context, server_hostname="localhost")
-    server = trio.SSLStream(right, server_context, server_side=True)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(client.do_handshake)
-        nursery.start_soon(server.do_handshake)
-    return client, server
 
 
 class Recorder(OneByteStream):
@@ -117,7 +106,7 @@ class TestReading:
             await receiver.read_into(memoryview(into))
         assert into == data
         await sender.close()
-        with pytest.raises(LinkClosed, match="receiving failed"):
+        with pytest.raises(LinkClosed, match=r"the peer closed the connection$"):
             await receiver.read_header()
         await receiver.close()
 
@@ -248,13 +237,42 @@ class TestEnded:
             with pytest.raises(LinkClosed):
                 await stream.read_exact(1)
 
-    async def test_looks_no_further_than_the_read_ahead(self):
+    async def test_a_look_whose_time_is_up_loses_nothing(self, mock_clock):
+        left, right = await socket_pair()
+
+        async def jump():
+            mock_clock.jump(1.0)
+
+        async with right:
+            stream = FrameStream(right)
+            for _ in range(20):  # the one or the other has its turn first
+                await left.send_all(b"abc")
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(stream.ended)
+                    nursery.start_soon(jump)
+            await left.aclose()
+            assert await stream.read_exact(60) == 20 * b"abc"
+
+    @pytest.mark.parametrize("unread", [READ_AHEAD_BYTES + 1, 60_000])
+    async def test_an_end_behind_much_that_is_unread(self, unread):
+        """A training manifest of some hundred tensors lies between a HELLO and the end of its dial."""
         left, right = await socket_pair()
         async with right:
             stream = FrameStream(right)
-            await left.send_all(bytes(READ_AHEAD_BYTES + 1))
-            await left.aclose()
+            await left.send_all(bytes(unread))
             assert not await stream.ended()
+            await left.aclose()
+            assert await stream.ended()
+            assert len(await stream.read_exact(unread)) == unread
+
+    async def test_where_the_system_does_not_tell_it_looks_as_far_as_the_read_ahead(self, monkeypatch):
+        monkeypatch.setattr("yeto.link.framing.HUNG_UP", 0)
+        for unread, seen in ((READ_AHEAD_BYTES - 1, True), (READ_AHEAD_BYTES + 1, False)):
+            left, right = await socket_pair()
+            async with right:
+                await left.send_all(bytes(unread))
+                await left.aclose()
+                assert await FrameStream(right).ended() == seen
 
     async def test_a_reset_is_an_end(self):
         left, right = await socket_pair()
@@ -268,9 +286,9 @@ class TestEnded:
         stream = FrameStream(server)
         assert not await stream.ended()
         # A record of which only a part has arrived: nothing to be seen yet.
-        await client.transport_stream.send_all(b"\x17\x03\x03\x00\x40half")
+        await client.raw.send_all(b"\x17\x03\x03\x00\x40half")
         assert not await stream.ended()
-        await client.transport_stream.aclose()
+        await client.raw.aclose()
         assert await stream.ended()
         await stream.close()
 

@@ -294,6 +294,29 @@ class TestAttaching:
         with pytest.raises(LinkClosed, match="has ended"):
             end.group.attach(1, memory_pair()[0])
 
+    async def test_at_any_moment_of_the_end(self):
+        """Streams introduce themselves one by one; while the first breaks, the last may be on its way."""
+        for ticks in [*range(6)] * 10:  # the order of tasks within a tick is a matter of chance
+            pairs = [memory_pair() for _ in range(2)]
+            end = End([left for left, _ in pairs], Places.syncer(SIZES, learner=0), attach=False)
+
+            async def come_late(ticks=ticks, pairs=pairs, end=end):
+                pairs[0][1].stream.send_stream.close()
+                for _ in range(ticks):
+                    await trio.lowlevel.checkpoint()
+                try:
+                    end.group.attach(1, pairs[1][0])
+                except LinkClosed:
+                    await pairs[1][0].close()
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(end.run)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(come_late)
+            assert str(end.reason) == "the peer closed the connection"
+            with pytest.raises(LinkClosed):
+                await pairs[1][1].read_header()
+
     async def test_without_data_streams_a_group_is_complete(self):
         syncer, _ = ends(0)
         assert syncer.group.is_complete

@@ -15,9 +15,9 @@ from yeto.merge import (
     outer_step,
     radial_directional_average,
 )
-from yeto.merge.chunks import CHUNK
+from yeto.merge.blocks import BLOCK
 
-SIZES = [1, 2, 255, 256, 257, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 17]
+SIZES = [1, 2, 255, 256, 257, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 17]
 
 
 def tensor(*values):
@@ -163,9 +163,9 @@ class TestRadial:
             assert torch.equal(scaled, factor * function(deltas, [1, 2, 3]))
 
     def test_order_of_learners_changes_no_bit(self):
-        deltas = [random(CHUNK + 5, seed=seed) for seed in range(4)]
+        deltas = [random(BLOCK + 5, seed=seed) for seed in range(4)]
         deltas.append(deltas[0].flip(0))  # the same norm, up to summation order
-        deltas += [torch.eye(5)[i].repeat(6555)[: CHUNK + 5].clone() for i in range(3)]
+        deltas += [torch.eye(5)[i].repeat(BLOCK // 5 + 2)[: BLOCK + 5].clone() for i in range(3)]
         weights = [1.0, 2.0, 2.0, 5.0, 1.0, 1.0, 1.0, 1.0]
         expected = radial_directional_average(deltas, weights)
         for seed in range(6):

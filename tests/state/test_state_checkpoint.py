@@ -1,6 +1,7 @@
 """Checkpoints written and read back: what is on the disk, what is refused, what is fallen back from."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import attrs
 import pytest
 import torch
+from older_files import older_bytes
 from safetensors import safe_open
 from state_examples import COUNT, LAYOUT, CountingDisk, Run, flip, same, version
 
@@ -142,7 +144,7 @@ class TestRoundTrip:
             f"assert read_manifest(Path({str(folder)!r})).step == 0\n"
             "assert 'torch' not in sys.modules"
         )
-        subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", script], check=True, timeout=200)
 
     def test_the_digest_names_the_checkpoint(self, folder, run):
         write_checkpoint(folder, run.checkpoint())
@@ -242,6 +244,19 @@ class TestRefusals:
         stranger.write_text("hello")
         with pytest.raises(CheckpointError, match="neither a checkpoint folder"):
             read_checkpoint(stranger)
+
+    def test_what_has_no_manifest_is_told_apart(self, tmp_path, folder):
+        with pytest.raises(CheckpointError, match="there is no checkpoint, neither a folder nor a manifest"):
+            read_manifest(folder)
+        folder.mkdir()
+        with pytest.raises(CheckpointError, match=r"there is no manifest-<step>.json in this folder"):
+            read_manifest(folder)
+        older = tmp_path / "yeto-state.bin"
+        older.write_bytes(older_bytes(2, step=0, fragments=[(0, [1.0], [0.0])]))
+        with pytest.raises(
+            CheckpointError, match="an older checkpoint in a single file, which has no manifest"
+        ):
+            read_manifest(older)
 
     @pytest.mark.parametrize("name", ["params", "momentum"])
     def test_one_changed_bit_in_a_fragment(self, folder, run, name):
@@ -501,15 +516,26 @@ def test_the_contiguous_cut_is_what_round_robin_commits_give(count):
 
 def test_space_for_two_checkpoints_is_required(tmp_path):
     require_space(tmp_path / "not" / "there" / "yet", 10)
-    with pytest.raises(CheckpointError, match=r"yeto.ckpt: two checkpoints take \d+.0 GiB, only .* are free"):
+    with pytest.raises(CheckpointError, match=r"yeto.ckpt: two checkpoints take \d+.0 GiB, .* only .* are;"):
         require_space(tmp_path / "yeto.ckpt", 2**50)
+
+
+def test_the_checkpoint_that_is_there_counts_as_one_of_the_two(tmp_path, folder):
+    one = 8 * (shutil.disk_usage(tmp_path).free * 3 // 4 // 8)
+    with pytest.raises(CheckpointError, match=r"only .* are; make room"):
+        require_space(folder, one // 8)
+    (folder / "fragments").mkdir(parents=True)
+    for number, start in enumerate(range(0, one, 2**40)):
+        with (folder / "fragments" / f"sparse-{number}").open("wb") as file:
+            file.truncate(min(2**40, one - start))  # takes no room
+    require_space(folder, one // 8)
 
 
 def test_inspection(folder, run):
     write_steps(folder, run, 5)
     found = inspect(folder)
     assert found.valid
-    assert (found.step, found.other_steps, found.final_step) == (5, (4,), None)
+    assert (found.step, [kept.step for kept in found.kept], found.final_step) == (5, [4], None)
     assert [part.version for part in found.fragments] == [4, 5, 3]
     assert [part.mode for part in found.fragments] == ["avg", "rda", "iso"]
     assert found.ledger[0].merges == 5

@@ -8,14 +8,18 @@ from state_examples import NO_SPACE, CountingDisk, Crash, Run, VolatileDisk, sam
 
 from yeto.errors import CheckpointError
 from yeto.state import (
+    final_marker_path,
     has_checkpoint,
     read_checkpoint,
     read_final_marker,
+    read_fragment,
+    read_manifest,
     remove_final_marker,
     remove_superseded,
     write_checkpoint,
     write_final_marker,
 )
+from yeto.state.manifest import decode_manifest
 
 
 @pytest.fixture
@@ -173,6 +177,8 @@ def test_a_refused_call_names_path_and_space_and_harms_nothing(tmp_path, error):
             assert read_checkpoint(folder).step == 6
             if disk.calls < call:
                 break
+        # A full disk gets back what was half written.
+        assert not list(folder.rglob("*.tmp"))
     assert len(refusals) > 10
     for folder, text in refusals:
         assert str(folder) in text
@@ -203,6 +209,16 @@ def test_leftovers_of_a_crash_go_with_the_next_save(folder):
     assert not list(folder.rglob("*.tmp"))
     assert not (folder / "fragments/f0002-v00000003.safetensors").exists()
     assert (folder / "notes.txt").exists()
+
+
+def test_leftovers_of_a_crash_go_with_the_next_resume(folder):
+    """Also of a run that is at its end, and writes no checkpoint any more."""
+    saved(folder, 5)
+    for name in ("manifest.json.tmp", "fragments/f0002-v00000003.safetensors.tmp"):
+        (folder / name).write_bytes(b"half")
+    remove_superseded(folder, 5)
+    assert not list(folder.rglob("*.tmp"))
+    assert read_checkpoint(folder).step == 5
 
 
 class TestFinalMarker:
@@ -248,3 +264,49 @@ class TestFinalMarker:
     def test_refusals_say_what_is_intact(self, folder):
         with pytest.raises(CheckpointError, match="the checkpoint is intact and not marked as final"):
             write_final_marker(folder, 3, disk=CountingDisk(2, NO_SPACE))
+
+
+class TestAnyChangedByte:
+    """No position is left out: in-memory where the reader allows it, so that all of them cost little."""
+
+    @pytest.mark.parametrize("mask", [0x01, 0x80])
+    def test_of_a_manifest(self, folder, mask):
+        saved(folder, 2)
+        path = folder / "manifest-2.json"
+        data = bytearray(path.read_bytes())
+        for place in range(len(data)):
+            data[place] ^= mask
+            with pytest.raises(CheckpointError, match=r"manifest-2\.json"):
+                decode_manifest(bytes(data), str(path))
+            data[place] ^= mask
+        assert decode_manifest(bytes(data), str(path)).step == 2
+
+    @pytest.mark.parametrize("mask", [0x01, 0x80])
+    def test_of_a_fragment(self, folder, mask):
+        saved(folder, 2)
+        entry = read_manifest(folder).fragments[1]
+        path = folder / entry.file
+        data = bytearray(path.read_bytes())
+        for place in range(len(data)):
+            data[place] ^= mask
+            path.write_bytes(data)
+            with pytest.raises(CheckpointError, match="f0001-v00000002"):
+                read_fragment(folder, entry)
+            data[place] ^= mask
+        path.write_bytes(data)
+        assert read_fragment(folder, entry).params_digest == entry.params_digest
+
+    def test_of_the_final_marker(self, folder):
+        write_final_marker(folder, 23)
+        path = final_marker_path(folder)
+        data = bytearray(path.read_bytes())
+        digits = data.index(b"23")
+        for place in range(len(data)):
+            data[place] ^= 0x01
+            path.write_bytes(data)
+            if digits <= place < digits + 2:
+                assert read_final_marker(folder) != 23  # a number still: it is not the checkpoint's
+            else:
+                with pytest.raises(CheckpointError, match=r"\.final"):
+                    read_final_marker(folder)
+            data[place] ^= 0x01

@@ -1,19 +1,25 @@
 """Whether a checkpoint fits this start, who may use it, and the older single-file formats."""
 
+import fcntl
+import shutil
 import struct
 import subprocess
 import sys
 
 import pytest
 import torch
-from state_examples import LAYOUT, Run, version
+from older_files import older_bytes
+from state_examples import LAYOUT, NO_SPACE, CountingDisk, Crash, Run, same, version
 
 from yeto.errors import CheckpointError, ConfigError
 from yeto.state import (
     LedgerEntry,
+    checkpoint_at,
     checkpoint_lock,
     inspect,
+    kept_single_file,
     read_checkpoint,
+    take_over,
     validate_resume,
     write_checkpoint,
 )
@@ -94,29 +100,103 @@ class TestLock:
         with checkpoint_lock(tmp_path / "c"):
             pass
 
+    def test_its_file_stays_only_beside_a_checkpoint(self, tmp_path):
+        with checkpoint_lock(tmp_path / "c"):
+            assert (tmp_path / "c.lock").exists()
+        assert list(tmp_path.iterdir()) == []
+        with checkpoint_lock(tmp_path / "c"):
+            write_checkpoint(tmp_path / "c", Run().checkpoint())
+        assert (tmp_path / "c.lock").exists()
+        with checkpoint_lock(tmp_path / "c"):
+            pass
+
+    def test_a_lock_whose_file_is_gone_locks_nothing(self, tmp_path, monkeypatch):
+        """Between opening and locking the file, its holder went away and took it along."""
+        real, taken = fcntl.flock, []
+
+        def late(descriptor, operation):
+            if not taken:
+                taken.append(descriptor)
+                (tmp_path / "c.lock").unlink()
+            real(descriptor, operation)
+
+        monkeypatch.setattr(fcntl, "flock", late)
+        with checkpoint_lock(tmp_path / "c"):
+            assert taken
+            with pytest.raises(CheckpointError, match="another syncer"), checkpoint_lock(tmp_path / "c"):
+                pass
+
+    def test_a_folder_that_cannot_be_written(self, tmp_path):
+        with (
+            pytest.raises(CheckpointError, match=r"c\.lock: cannot be locked: No such file or directory"),
+            checkpoint_lock(tmp_path / "nowhere" / "c"),
+        ):
+            pass
+
+
+class TestTakeOver:
+    @pytest.fixture
+    def file(self, tmp_path):
+        path = tmp_path / "yeto-state.ckpt"
+        path.write_bytes(legacy_bytes(3))
+        return path
+
+    def test_the_folder_gets_the_place_and_the_file_is_kept(self, file):
+        data, checkpoint = file.read_bytes(), Run().commit(5).checkpoint()
+        assert checkpoint_at(file) == file
+        assert take_over(file, checkpoint) > 0
+        assert same(read_checkpoint(file), checkpoint)
+        assert kept_single_file(file).read_bytes() == data
+        assert checkpoint_at(file) == file
+        assert sorted(path.name for path in file.parent.iterdir()) == [file.name, f"{file.name}.single-file"]
+
+    def test_killed_between_any_two_calls(self, file):
+        data, checkpoint = file.read_bytes(), Run().commit(5).checkpoint()
+        counting = CountingDisk()
+        take_over(file, checkpoint, disk=counting)
+        assert counting.calls > 10
+        for stop in range(1, counting.calls + 1):
+            shutil.rmtree(file)
+            kept_single_file(file).rename(file)
+            with pytest.raises(Crash):
+                take_over(file, checkpoint, disk=CountingDisk(stop))
+            found = read_checkpoint(checkpoint_at(file))
+            assert found.step == 4 or same(found, checkpoint)
+            assert data in [path.read_bytes() for path in file.parent.iterdir() if path.is_file()]
+            # The next start goes on from what is there.
+            write = take_over if checkpoint_at(file).is_file() else write_checkpoint
+            write(file, checkpoint)
+            assert same(read_checkpoint(file), checkpoint)
+        assert file.is_dir()
+
+    def test_a_full_disk_leaves_the_file(self, file):
+        data = file.read_bytes()
+        with pytest.raises(CheckpointError, match=r"cannot be written.*yeto-state.ckpt is intact"):
+            take_over(file, Run().commit(5).checkpoint(), disk=CountingDisk(6, NO_SPACE))
+        assert file.read_bytes() == data
+
+    def test_the_name_of_an_older_file_is_not_taken_from_another(self, file):
+        kept_single_file(file).write_bytes(b"precious")
+        with pytest.raises(CheckpointError, match="single-file, which exists; move that away"):
+            take_over(file, Run().commit(5).checkpoint())
+        assert kept_single_file(file).read_bytes() == b"precious"
+
 
 FINGERPRINT, CONTRACT = bytes(range(32)), bytes(range(32, 64))
 
 
 def legacy_bytes(number, step=4, backend=1, contract=True, ledger=((0, 4, 40, 400), (3, 1, 2, 2**60))):
-    """Return a checkpoint file of an older format, byte by byte."""
-    parts = [struct.pack("<I", 0xD1705A7D + number)]
-    if number >= 2:
-        parts.append(struct.pack("<B", backend))
-    if number >= 3:
-        parts.append(FINGERPRINT)
-    parts.append(struct.pack("<QI", step, 3))
-    for fragment, at in enumerate((4, 2, 3)):
-        part = version(fragment, at)
-        parts.append(struct.pack("<QQ", at, part.numel))
-        parts += [part.params.numpy().tobytes(), part.momentum.numpy().tobytes()]
-    parts.append(struct.pack("<I", len(ledger)))
-    parts += [struct.pack("<IQQQ", *entry) for entry in ledger]
-    if number >= 3:
-        parts.append(FINGERPRINT)
-        if contract:
-            parts += [struct.pack("<I", 0x52544353), CONTRACT]
-    return b"".join(parts)
+    """Return a checkpoint file of an older format."""
+    parts = [version(fragment, at) for fragment, at in enumerate((4, 2, 3))]
+    return older_bytes(
+        number,
+        step=step,
+        fragments=[(part.version, part.params.tolist(), part.momentum.tolist()) for part in parts],
+        ledger=ledger,
+        backend=backend,
+        fingerprint=FINGERPRINT,
+        contract=CONTRACT if contract else None,
+    )
 
 
 class TestSingleFiles:

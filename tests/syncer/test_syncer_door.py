@@ -1,14 +1,18 @@
 """The door: strangers, malformed frames, wrong keys, other sessions. The run never notices."""
 
+import math
+
 import attrs
 import pytest
 import trio
+from dialled import dial
 from fake_learner import BINDING, FakeLearner, small_layout
-from syncer_runs import BOUNDS, bodies, fakes, make_config, on_tape, running, until
+from syncer_runs import BOUNDS, HANGS_SECONDS, bodies, fakes, hurrying, make_config, on_tape, running, until
 
 from yeto.core import decisions as de
 from yeto.core import events as ev
-from yeto.link import FrameStream, dial
+from yeto.link import FrameStream
+from yeto.syncer.pump import Pump
 from yeto.wire.frames import MAGIC, MessageType, encode_header
 from yeto.wire.hello import HelloLayout
 from yeto.wire.layout import FragmentLayout, Layout, MergeMode, TensorSpec
@@ -19,7 +23,7 @@ async def raw_stream(run):
     return await trio.open_tcp_stream(run.address.host, run.address.port)
 
 
-async def hung_up(stream, seconds=5):
+async def hung_up(stream, seconds=HANGS_SECONDS):
     """Wait until the other side has closed the stream."""
     with trio.fail_after(seconds):
         try:
@@ -67,11 +71,12 @@ async def test_a_stranger_that_says_nothing_is_closed_in_time(tmp_path):
 
 async def test_strangers_are_counted_and_keep_nobody_out(tmp_path):
     """One more than may be silent takes the place of the one that was silent longest."""
-    config = make_config(tmp_path, bounds=attrs.evolve(BOUNDS, pending_handshakes=3), total_steps=3)
+    bounds = attrs.evolve(BOUNDS, pending_handshakes=3, handshake_seconds=3600.0)
+    config = make_config(tmp_path, bounds=bounds, total_steps=3)
     async with running(config) as run:
         quiet = [await raw_stream(run) for _ in range(5)]
         for stream in quiet[:2]:
-            await hung_up(stream, seconds=1)
+            await hung_up(stream)
         for learner in fakes(num_streams=0):
             run.join(learner)
         assert await run.end() == 0
@@ -79,39 +84,106 @@ async def test_strangers_are_counted_and_keep_nobody_out(tmp_path):
             await stream.aclose()
 
 
-async def test_whoever_is_being_turned_away_has_its_place_until_it_has_gone(tmp_path, caplog):
+async def test_whoever_is_being_turned_away_takes_no_place_from_others(tmp_path, caplog):
+    """It may read why at leisure, unless its place is needed."""
     config = make_config(tmp_path, auth_key=b"secret", bounds=attrs.evolve(BOUNDS, pending_handshakes=1))
     wrong = FakeLearner(learner=0, generation=7)
     async with running(config) as run:
+        silent = await raw_stream(run)
         refused = FrameStream(await raw_stream(run))
+        await hung_up(silent)
         await refused.send(MessageType.HELLO, wrong.hello().encode())
         assert (await refused.read_header()).type is MessageType.ERROR
-        await hung_up(await raw_stream(run), seconds=0.5)
-        await refused.close()
+        another = await raw_stream(run)
+        await hung_up(refused.stream)
+        await another.aclose()
+    assert "did not say who it is before others came" in caplog.text
+    assert "took its time to leave while others came" in caplog.text
+
+
+async def test_when_nobody_can_be_done_without_the_newcomer_goes(tmp_path, caplog, monkeypatch):
+    """A HELLO is with the coordinator: that one is no stranger any more, and not a group yet."""
+    config = make_config(tmp_path, bounds=attrs.evolve(BOUNDS, pending_handshakes=1))
+    asked, go_on = trio.Event(), trio.Event()
+    ask = Pump.ask
+
+    async def slowly(pump, event):
+        asked.set()
+        await go_on.wait()
+        return await ask(pump, event)
+
+    monkeypatch.setattr(Pump, "ask", slowly)
+    async with running(config) as run:
+        (learner,) = fakes(1, num_streams=0)
+        run.join(learner)
+        with trio.fail_after(HANGS_SECONDS):
+            await asked.wait()
+        await hung_up(await raw_stream(run))
+        go_on.set()
+        await until(on_tape(config, ev.LearnerJoined))
     assert "all places for newcomers (1) are taken" in caplog.text
 
 
-async def test_a_group_that_never_completes_is_closed(tmp_path):
-    config = make_config(tmp_path, bounds=attrs.evolve(BOUNDS, handshake_seconds=1.0))
+async def test_whoever_waits_for_its_old_connection_takes_no_place_from_others(tmp_path, caplog, monkeypatch):
+    """It has said who it is, and cannot be displaced: a fleet of them would keep everybody out."""
+    bounds = attrs.evolve(BOUNDS, pending_handshakes=1, second_look_seconds=3600.0)
+    config = make_config(tmp_path, bounds=bounds)
+    looks, ended = [], FrameStream.ended
+
+    async def look(stream):
+        looks.append(stream)
+        return await ended(stream)
+
+    monkeypatch.setattr(FrameStream, "ended", look)
+    first, other = fakes(num_streams=0)
+    again = FakeLearner(learner=0, num_streams=0)
+    async with running(config) as run:
+        run.join(first)
+        await until(on_tape(config, ev.LearnerJoined))
+        run.join(again)
+        await until(lambda: len(looks) > 4)
+        run.join(other)
+        await until(on_tape(config, ev.LearnerJoined, 2))
+        await first.hang_up()
+        assert await run.end() == 0
+    assert (again.dials, other.dials) == (1, 1)
+    assert "places" not in caplog.text
+
+
+async def test_groups_of_more_streams_than_there_are_places_come_in(tmp_path, caplog):
+    config = make_config(tmp_path, total_steps=3)
+    learners = fakes(num_streams=100)
+    async with running(config, *learners) as run:
+        assert await run.end() == 0
+    assert [learner.dials for learner in learners] == [1, 1]
+    assert "places" not in caplog.text
+
+
+async def test_a_group_that_never_completes_is_closed(tmp_path, skipping_clock):
+    bounds = attrs.evolve(BOUNDS, silence_seconds=math.inf)
+    config = make_config(tmp_path, bounds=bounds, start_timeout_seconds=1e9)
     learner = FakeLearner(learner=0, num_streams=2)
     async with running(config) as run:
         learner.generation = 7
         (control,) = await dial(run.address.host, run.address.port, 0)
         await control.send(MessageType.HELLO, learner.hello().encode())
-        await hung_up(control.stream)
+        await until(on_tape(config, ev.HelloReceived))
+        async with hurrying(skipping_clock, config.bounds.handshake_seconds):
+            await hung_up(control.stream, math.inf)
         await until(on_tape(config, ev.LearnerLeft))
     (left,) = bodies(config.event_tape, ev.LearnerLeft)
     assert left.reason == "not all of its 2 data streams came in time"
     assert not bodies(config.event_tape, ev.LearnerJoined)
 
 
-async def test_a_data_stream_joins_only_a_generation_that_said_hello(tmp_path):
-    config = make_config(tmp_path, bounds=attrs.evolve(BOUNDS, handshake_seconds=0.2))
+async def test_a_data_stream_joins_only_a_generation_that_said_hello(tmp_path, skipping_clock):
+    config = make_config(tmp_path, start_timeout_seconds=1e9)
     async with running(config) as run:
         stream = FrameStream(await raw_stream(run))
         hello = DataHello(learner=0, generation=99, stream=1)
         await stream.send(hello.TYPE, hello.encode())
-        await hung_up(stream.stream)
+        async with hurrying(skipping_clock, config.bounds.handshake_seconds):
+            await hung_up(stream.stream, math.inf)
     assert not bodies(config.event_tape, ev.Event)
 
 
@@ -132,7 +204,8 @@ async def test_the_right_key_opens_and_the_wrong_one_does_not(tmp_path):
 
 @pytest.mark.parametrize("sends_manifest", [True, False])
 async def test_another_contract_is_refused_with_the_field(tmp_path, sends_manifest):
-    config = make_config(tmp_path)
+    bounds = BOUNDS if sends_manifest else attrs.evolve(BOUNDS, manifest_seconds=0.2)
+    config = make_config(tmp_path, bounds=bounds)
     learners = fakes()
     stranger = FakeLearner(learner=1, binding=BINDING | {"seed": 7}, sends_manifest=sends_manifest)
     held = trio.Event()
@@ -172,7 +245,7 @@ async def test_a_learner_with_another_dtype_is_named_while_learner_0_may_still_b
 
 async def test_sizes_that_do_not_fit_the_fingerprint_are_refused(tmp_path, caplog):
     """The fingerprint is a claim; memory is taken by the session's sizes only."""
-    config = make_config(tmp_path, quorum=1, wait_for=1, total_steps=3, final_ack_timeout_seconds=0.2)
+    config = make_config(tmp_path, quorum=1, wait_for=1, total_steps=3)
     (steady,) = fakes(1)
     gone = trio.Event()
 
@@ -239,14 +312,18 @@ async def test_pushes_nobody_asked_for_are_drained(tmp_path):
             head, tensor = learner.push_message(pull, 0)
             stray = PushHeader(**(attrs.asdict(head) | {"step": 1000}))
             learner.group.outbox.put(stray, tensor, order=(0,))
-            await trio.sleep(0.05)  # or the true answer, being newer, would take its place
+            # Or the true answer, being newer, would take its place.
+            await until(lambda: ("out_of_round", 1000) in refused())
         return True
+
+    def refused():
+        refusals = bodies(config.event_tape, de.PushRefused)
+        return {(refusal.reason, refusal.step) for refusal in refusals}
 
     learners[1].before_push = also_push_nonsense
     async with running(config, *learners) as run:
         assert await run.end() == 0
-    refusals = bodies(config.event_tape, de.PushRefused)
-    assert ("out_of_round", 1000) in {(refusal.reason, refusal.step) for refusal in refusals}
+    assert ("out_of_round", 1000) in refused()
 
 
 async def test_a_small_layout_is_what_the_fakes_use():
@@ -293,13 +370,14 @@ async def test_another_layout_is_refused_with_what_differs(tmp_path, change):
         assert "(avg)" in stranger.error
 
 
-async def test_the_data_sockets_of_a_refused_learner_are_no_strangers(tmp_path, caplog):
-    config = make_config(tmp_path, bounds=attrs.evolve(BOUNDS, handshake_seconds=0.3), total_steps=3)
+async def test_the_data_sockets_of_a_refused_learner_are_no_strangers(tmp_path, caplog, skipping_clock):
+    config = make_config(tmp_path, total_steps=3)
     async with running(config) as run:
         stranger = FakeLearner(learner=5, num_streams=3)
         run.join(stranger)
-        await until(lambda: stranger.error)
-        await trio.sleep(0.5)
+        await until(lambda: stranger.closed)
+        assert stranger.error
+        skipping_clock.jump(config.bounds.handshake_seconds)
         for learner in fakes():
             run.join(learner)
         assert await run.end() == 0

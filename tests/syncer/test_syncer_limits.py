@@ -1,22 +1,32 @@
 """Slow readers, slow uploads, full disks: what one part lacks is not taken from the others."""
 
+import math
+import threading
+
 import attrs
 import trio
+from dialled import dial
 from fake_learner import FakeLearner, small_layout
-from syncer_runs import BOUNDS, bodies, fakes, make_config, running, until
+from syncer_runs import BOUNDS, HANGS_SECONDS, bodies, fakes, make_config, on_tape, running, until
 
 from yeto.core import decisions as de
 from yeto.core import events as ev
-from yeto.link import LinkClosed, dial
+from yeto.link import LinkClosed
+from yeto.syncer import rounds
 from yeto.wire.frames import SLICE_BYTES, MessageType, encode_header
 from yeto.wire.messages import ChunkHeader, Heartbeat
 
 
-async def test_a_learner_that_never_reads_slows_nobody(tmp_path):
+async def test_a_learner_that_never_reads_slows_nobody(tmp_path, skipping_clock):
     layout = small_layout(num_fragments=2, numel=1 << 20)
     # Without the sweep, which would wait for everybody who is alive.
     config = make_config(
-        tmp_path, quorum=1, total_steps=6, final_ack_timeout_seconds=0.2, closing_sweep="off"
+        tmp_path,
+        bounds=attrs.evolve(BOUNDS, silence_seconds=math.inf),
+        quorum=1,
+        total_steps=6,
+        final_ack_timeout_seconds=3600.0,
+        closing_sweep="off",
     )
     (steady,) = fakes(1, layout=layout)
     deaf = FakeLearner(learner=1, layout=layout, num_streams=0)
@@ -31,7 +41,7 @@ async def test_a_learner_that_never_reads_slows_nobody(tmp_path):
                 deaf.local_step += 1
                 beat = Heartbeat(learner=1, local_step=deaf.local_step)
                 await control.send(beat.TYPE, beat.encode())
-                await trio.sleep(0.1)
+                await trio.sleep(1)  # more than a few a second would end it
         except LinkClosed:
             pass
         finally:
@@ -39,6 +49,8 @@ async def test_a_learner_that_never_reads_slows_nobody(tmp_path):
 
     async with running(config, steady) as run:
         run.nursery.start_soon(only_beat, run.address)
+        await until(on_tape(config, ev.FinalAckReceived))
+        skipping_clock.jump(config.core.final_ack_timeout_seconds)
         assert await run.end() == 3
     assert "learner 1" in bodies(config.event_tape, de.SessionEnded)[0].why
     assert not [left for left in bodies(config.event_tape, ev.LearnerLeft) if left.learner == 1]
@@ -127,3 +139,23 @@ async def test_a_stale_push_gets_the_fragment_and_the_pull_once_more(tmp_path):
     assert [pull.step for pull in learners[1].pulls].count(4) == 2
     fourth = next(commit for commit in bodies(config.event_tape, de.RoundCommitted) if commit.step == 4)
     assert (fourth.attempt, len(fourth.responders)) == (1, 2)
+
+
+async def test_nobody_waits_for_the_compiler_while_a_tiny_push_is_examined(tmp_path, monkeypatch):
+    """The first run on a machine compiles for seconds, and learners may be quicker."""
+    compiled, places = threading.Event(), []
+    examine_push = rounds.examine_push
+
+    def examine(*args, **settings):
+        places.append(threading.current_thread())
+        return examine_push(*args, **settings)
+
+    monkeypatch.setattr(rounds, "compile_kernels", lambda: compiled.wait(HANGS_SECONDS))
+    monkeypatch.setattr(rounds, "examine_push", examine)
+    try:
+        async with running(make_config(tmp_path, total_steps=3), *fakes()) as run:
+            assert await run.end() == 0
+    finally:
+        compiled.set()
+    assert places
+    assert threading.main_thread() not in places

@@ -14,7 +14,7 @@ import attrs
 import pytest
 import trio
 from fake_learner import small_layout
-from syncer_runs import bodies, fakes, make_config, on_tape, running, until, verify
+from syncer_runs import HANGS_SECONDS, bodies, fakes, make_config, on_tape, running, until, verify
 
 from yeto.cli.main import main
 from yeto.core import CoreConfig
@@ -47,14 +47,15 @@ async def test_killed_resumed_and_stopped_as_a_process(tmp_path):
                     await learner.run(address["host"], address["port"])
             await trio.sleep(0.03)
 
-    async def answered(count):
-        await until(lambda: min(len(learner.pushes) for learner in learners) >= count, 60)
+    async def answered(process, count):
+        await until(lambda: process.poll() is not None or min(len(k.pushes) for k in learners) >= count)
+        assert process.poll() is None
 
     async with trio.open_nursery() as nursery:
         for learner in learners:
             nursery.start_soon(keep_dialling, learner)
         first = await trio.lowlevel.open_process(command(tmp_path))
-        await answered(5)
+        await answered(first, 5)
         assert json.loads(ready.read_text())["pid"] == first.pid
         first.kill()
         assert await first.wait() == -signal.SIGKILL
@@ -62,9 +63,9 @@ async def test_killed_resumed_and_stopped_as_a_process(tmp_path):
         pushed = len(learners[0].pushes)
 
         second = await trio.lowlevel.open_process(command(tmp_path, "--resume"), stderr=subprocess.PIPE)
-        await answered(pushed + 8)
+        await answered(second, pushed + 8)
         second.send_signal(signal.SIGTERM)
-        with trio.fail_after(30):
+        with trio.fail_after(HANGS_SECONDS):
             assert await second.wait() == 4
         said = (await second.stderr.receive_some(1 << 20)).decode()
         await second.stderr.aclose()
@@ -82,7 +83,7 @@ async def test_the_first_signal_asks_and_the_second_ends_at_once(tmp_path, monke
     """A learner holds its answer, so the stop waits for the quorum, here for as long as a grace."""
     codes = []
     monkeypatch.setattr("yeto.syncer.app.os._exit", codes.append)
-    config = make_config(tmp_path, grace_cap_seconds=5.0)
+    config = make_config(tmp_path, grace_cap_seconds=60.0, stop_budget_seconds=600.0)
     learners = fakes()
 
     async def never(learner, pull):

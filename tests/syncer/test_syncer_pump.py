@@ -135,15 +135,92 @@ async def test_session_time_goes_on_where_the_tape_ended(mock_clock):
     assert clock.as_trio_time(13.5) == pytest.approx(began + 1.0)
 
 
-async def test_a_full_queue_holds_back_who_tells_and_not_the_pump(tmp_path):
+async def test_what_waits_for_a_timer_queues_and_a_full_queue_holds_back_who_tells(tmp_path, mock_clock):
     with TapeWriter.create(tmp_path / "tape", header()) as tape:
         pump = make_pump(tape)
+        mock_clock.jump(30.5)  # the start timeout is due and goes first
         async with trio.open_nursery() as nursery:
             for number in range(20):
                 nursery.start_soon(pump.tell, hello(generation=f"{number + 1:016x}"))
             await trio.testing.wait_all_tasks_blocked()
+            assert pump.dispatcher.log == []
             nursery.start_soon(pump.run)
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
-    facts = [record.body for record in read(tmp_path / "tape") if isinstance(record.body, ev.HelloReceived)]
-    assert len(facts) == 20
+    facts = [record.body for record in read(tmp_path / "tape") if isinstance(record.body, ev.Event)]
+    assert isinstance(facts[0], ev.StartTimeoutPassed)
+    assert {fact.generation for fact in facts[1:]} == {f"{number + 1:016x}" for number in range(20)}
+
+
+async def test_a_fact_that_nothing_waits_before_is_fed_at_once(tmp_path):
+    with TapeWriter.create(tmp_path / "tape", header()) as tape:
+        pump = make_pump(tape)
+        with trio.fail_after(0):  # no turn is given away
+            decisions = await pump.ask(hello())
+        assert [type(decision) for decision in decisions] == [de.SessionOpened]
+
+
+async def test_what_goes_wrong_ends_the_run_and_not_who_told(tmp_path):
+    with TapeWriter.create(tmp_path / "tape", header()) as tape:
+        pump = make_pump(tape)
+        tape.close()  # every append is refused from now on
+        went_on = []
+
+        async def ask():
+            await trio.testing.wait_all_tasks_blocked()
+            await pump.ask(hello())
+            went_on.append(True)
+
+        async def run():
+            async with trio.open_nursery() as nursery:
+                for work in (pump.run, ask, ask):
+                    nursery.start_soon(work)
+
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await run()
+        assert caught.group_contains(TapeError, match="closed")
+        assert not went_on
+
+
+async def test_what_goes_wrong_before_the_pumps_own_task_runs_ends_it_too(tmp_path):
+    with TapeWriter.create(tmp_path / "tape", header()) as tape:
+        pump = make_pump(tape)
+        tape.close()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pump.tell, hello())
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(TapeError, match="closed"), trio.fail_after(30):
+                await pump.run()
+            nursery.cancel_scope.cancel()
+
+
+async def test_nothing_is_fed_any_more_when_the_pumps_own_task_has_failed(tmp_path, mock_clock):
+    """Who tells in the same turn must not write behind an event that was not dealt with."""
+    with TapeWriter.create(tmp_path / "tape", header()) as tape:
+        pump = make_pump(tape)
+        failed = trio.Event()
+
+        class Failing(Recorder):
+            def stepped(self, event, decisions, state):
+                failed.set()
+                raise AssertionError("it does not work")
+
+        pump.dispatcher = Failing(tape)
+        mock_clock.jump(30.5)  # the start timeout, which the pump feeds itself
+
+        async def tell():
+            await failed.wait()
+            pump.dispatcher = Recorder(tape)
+            await pump.tell(hello())
+
+        async def run():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(tell)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(pump.run)
+
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await run()
+        assert caught.group_contains(AssertionError, match="does not work")
+    kinds = [record.kind for record in read(tmp_path / "tape") if isinstance(record.body, ev.Event)]
+    assert kinds == ["start_timeout_passed"]

@@ -1,6 +1,7 @@
 """A syncer that dies at any moment, and the one that goes on."""
 
 import attrs
+import numpy as np
 import pytest
 from fake_learner import FakeLearner
 from syncer_runs import bodies, fakes, make_config, on_tape, running, until, verify
@@ -38,6 +39,46 @@ async def test_killed_and_resumed(tmp_path, at_step):
     assert final.step == 6
     assert learners[0].final_digests() == [version.params_digest for version in final.fragments]
     assert any(version.momentum.abs().sum() > 0 for version in final.fragments)
+
+
+async def test_what_follows_a_resume_is_what_would_have_followed_without_it(tmp_path):
+    """Parameters, momentum and versions all come back: each later merge has the bits of a twin's."""
+
+    def delta_of(learner):
+        def make(pull, numel):
+            rng = np.random.default_rng((learner, pull.step, pull.fragment))
+            return (0.01 * rng.standard_normal(numel)).astype(np.float32)
+
+        return make
+
+    def learners():
+        return [FakeLearner(learner, make_delta=delta_of(learner), reconnects=True) for learner in range(2)]
+
+    # Every push is corrected by the momentum: one that did not come back would show at once.
+    policy = {"total_steps": 16, "delta_correction": "heloco-all"}
+    (tmp_path / "twin").mkdir()
+    (tmp_path / "killed").mkdir()
+    twin = make_config(tmp_path / "twin", **policy)
+    async with running(twin, *learners()) as run:
+        assert await run.end() == 0
+
+    killed = make_config(tmp_path / "killed", **policy)
+    async with running(killed, *learners()) as run:
+        await until(on_tape(killed, de.RoundCommitted, 5))
+        run.stop()
+        await run.ended.wait()
+    stopped_at = read_checkpoint(killed.checkpoint_path).step
+    resumed = make_config(tmp_path / "killed", resume=True, **policy)
+    async with running(resumed, *learners()) as run:
+        assert await run.end() == 0
+
+    def results(config):
+        steps = bodies(config.event_tape, ev.OuterStepApplied)
+        return {(step.step, step.params_digest, step.momentum_digest) for step in steps}
+
+    assert results(resumed) == results(twin)
+    assert len(results(twin)) == 16
+    assert stopped_at < 16
 
 
 async def test_killed_in_every_phase(tmp_path):
@@ -147,6 +188,24 @@ async def test_what_stands_in_the_way_of_a_start_is_named(tmp_path):
     config.event_tape.rename(tmp_path / "moved.jsonl")
     with pytest.raises(CheckpointError, match="the tape of this checkpoint, is missing"), prepare(resume):
         pass
+
+
+async def test_a_manifest_is_no_place_for_a_run_to_go_on_in(tmp_path):
+    config = make_config(tmp_path)
+    async with running(config, *fakes()) as run:
+        await until(on_tape(config, ev.CheckpointWritten, 3))
+        run.stop()
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    (older, newest) = sorted(config.checkpoint_path.glob("manifest-*.json"))
+    named = attrs.evolve(make_config(tmp_path, resume=True), checkpoint_path=older)
+    with pytest.raises(ConfigError, match=r"in a whole folder; name .*state\.ckpt, and move"), prepare(named):
+        pass
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+    newest.rename(tmp_path / newest.name)
+    step = read_checkpoint(config.checkpoint_path).step
+    async with running(make_config(tmp_path, resume=True), *fakes()) as run:
+        assert await run.end() == 0
+    assert bodies(config.event_tape, ev.SessionResumed)[-1].step == step
 
 
 async def test_a_new_tape_may_be_named(tmp_path):

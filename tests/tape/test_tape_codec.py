@@ -1,22 +1,25 @@
-"""Lines: exact bytes, there and back for every kind, and everything that is refused."""
+"""Lines: exact bytes, there and back for every kind, and everything that is refused.
 
-import types
+``PUSH`` and ``OPENED`` are without checksum, as on a tape of format 1.
+"""
+
 import typing
 from pathlib import Path
 
 import attrs
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
+from tape_lines import summed
+from tape_values import CLASSES, bodies
 
 from yeto.core.config import CoreConfig
-from yeto.core.decisions import DECISIONS, AttemptOpened, Decision
-from yeto.core.events import EVENTS, Heartbeat, LearnerLeft, PushReceived, StopRequested
+from yeto.core.decisions import AttemptOpened, Decision
+from yeto.core.events import Heartbeat, LearnerLeft, PushReceived, StopRequested
 from yeto.core.values import Member
 from yeto.errors import TapeError
-from yeto.tape import Decoder, Header, Record, encode, round_at
+from yeto.tape import FORMAT_VERSION, RULES_VERSION, Decoder, Header, Record, encode, round_at
+from yeto.tape.rules import UPCASTS
 
-CLASSES = {"header": Header, **EVENTS, **DECISIONS}
 CONFIG = CoreConfig(num_learners=2, total_steps=4, quorum=2, wait_for=2)
 HEADER = encode(
     seq=0,
@@ -38,6 +41,11 @@ OPENED = (
     b'"attempt":1,"members":[{"learner":0,"generation":"a0"},{"learner":1,"generation":"b1"}],"quorum":2,'
     b'"base_version":0,"deadline":902.5,"sweep":false}\n'
 )
+
+
+def without_sum(line):
+    """Return a line of ours as format 1 has it."""
+    return line[:-19].replace(b'"format_version":2', b'"format_version":1') + b"}\n"
 
 
 def decode_all(*lines):
@@ -70,43 +78,22 @@ def test_lines_are_flat_ascii_json_with_keys_in_class_order():
         deadline=902.5,
         sweep=False,
     )
-    assert encode(seq=1, at=2.5, body=push) == PUSH
-    assert encode(seq=2, at=2.5, body=opened, because=1) == OPENED
-    assert decode_all(HEADER, PUSH, OPENED)[1:] == [
+    # The checksums were computed by another program: gzip.
+    lines = (PUSH[:-2] + b',"crc":"85a0eb75"}\n', OPENED[:-2] + b',"crc":"078173b6"}\n')
+    assert encode(seq=1, at=2.5, body=push) == lines[0]
+    assert encode(seq=2, at=2.5, body=opened, because=1) == lines[1]
+    records = [
         Record(seq=1, at=2.5, kind="push_received", because=None, body=push),
         Record(seq=2, at=2.5, kind="attempt_opened", because=1, body=opened),
     ]
+    assert decode_all(HEADER, *lines)[1:] == records
+    assert decode_all(without_sum(HEADER), PUSH, OPENED)[1:] == records
 
 
 def test_the_header_is_line_one_and_holds_every_setting():
-    assert HEADER.startswith(b'{"seq":0,"at":0.0,"kind":"header","format_version":1,"rules_version":1,')
+    assert HEADER.startswith(b'{"seq":0,"at":0.0,"kind":"header","format_version":2,"rules_version":1,')
     (record,) = decode_all(HEADER)
     assert record.body.config == CONFIG
-
-
-def values_of(type_):
-    """Return a strategy for the values of a field's type."""
-    if type_ is int:
-        return st.integers(-(2**63), 2**64)
-    if type_ is float:
-        # Whole numbers are written without a point and must come back as the same number.
-        return st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**53), 2**53)
-    if type_ is str:
-        return st.text(max_size=8)
-    if type_ is bool:
-        return st.booleans()
-    if isinstance(type_, types.UnionType):
-        return st.one_of(*(values_of(part) for part in typing.get_args(type_)))
-    if type_ is types.NoneType:
-        return st.none()
-    if typing.get_origin(type_) is tuple:
-        return st.lists(values_of(typing.get_args(type_)[0]), max_size=2).map(tuple)
-    return bodies(type_)
-
-
-def bodies(cls):
-    hints = typing.get_type_hints(cls)
-    return st.builds(cls, **{field.name: values_of(hints[field.name]) for field in attrs.fields(cls)})
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CLASSES if kind != "header"])
@@ -131,7 +118,7 @@ def test_every_kind_comes_back_as_it_went(kind):
 
 
 def test_real_numbers_are_floats_after_reading():
-    record = decode_all(HEADER, PUSH.replace(b'"norm":0.25', b'"norm":3'))[-1]
+    record = decode_all(HEADER, summed(PUSH.replace(b'"norm":0.25', b'"norm":3')))[-1]
     assert record.body.norm == 3.0
     assert type(record.body.norm) is float
 
@@ -148,7 +135,7 @@ def test_only_lf_ends_a_record(text):
 @pytest.mark.parametrize("text", ["\u2028", "\u2029", "\x85", "é😀"])
 def test_characters_may_also_stand_there_raw(text):
     line = f'{{"seq":1,"at":1.0,"kind":"stop_requested","signal":"{text}"}}\n'.encode()
-    assert decode_all(HEADER, line)[-1].body == StopRequested(at=1.0, signal=text)
+    assert decode_all(HEADER, summed(line))[-1].body == StopRequested(at=1.0, signal=text)
 
 
 REFUSED = {
@@ -197,14 +184,19 @@ REFUSED = {
 def test_refused_with_file_line_and_field(case):
     old, new, message = REFUSED[case]
     assert old in PUSH
-    decoder = Decoder("run.jsonl")
-    decoder.decode(HEADER)
-    with pytest.raises(TapeError) as caught:
-        decoder.decode(PUSH.replace(old, new, 1))
-    assert str(caught.value).startswith("run.jsonl: line 2: ")
-    assert message in str(caught.value)
-    # A refused line leaves the decoder where it was.
-    assert decoder.decode(PUSH).seq == 1
+    plain = PUSH.replace(old, new, 1)
+    line = summed(plain)
+    # No checksum can be put behind what does not end like an object.
+    in_sum = message if line != plain else "the checksum does not fit"
+    for version, tried, push, told in ((1, plain, PUSH, message), (2, line, summed(PUSH), in_sum)):
+        decoder = Decoder("run.jsonl")
+        decoder.decode(HEADER if version == 2 else without_sum(HEADER))
+        with pytest.raises(TapeError) as caught:
+            decoder.decode(tried)
+        assert str(caught.value).startswith("run.jsonl: line 2: ")
+        assert told in str(caught.value)
+        # A refused line leaves the decoder where it was.
+        assert decoder.decode(push).seq == 1
 
 
 NESTED = {
@@ -234,7 +226,7 @@ def test_refused_within_a_decision(case):
     old, new, message = NESTED[case]
     assert old in OPENED
     with pytest.raises(TapeError) as caught:
-        decode_all(HEADER, PUSH, OPENED.replace(old, new, 1))
+        decode_all(HEADER, summed(PUSH), summed(OPENED.replace(old, new, 1)))
     assert str(caught.value).startswith("run.jsonl: line 3: ")
     assert message in str(caught.value)
 
@@ -242,32 +234,83 @@ def test_refused_within_a_decision(case):
 def test_a_decision_needs_an_event():
     line = OPENED.replace(b'"seq":2,"at":2.5', b'"seq":1,"at":0.0').replace(b'"because":1', b'"because":0')
     with pytest.raises(TapeError, match="line 2: field because"):
-        decode_all(HEADER, line)
+        decode_all(HEADER, summed(line))
 
 
 def test_the_tape_begins_with_its_header():
     with pytest.raises(TapeError, match="line 1: the header belongs on line 1"):
         decode_all(PUSH)
+    with pytest.raises(TapeError, match="line 1: the header belongs on line 1"):
+        decode_all(summed(PUSH))
+
+
+def test_the_checksum_is_looked_at_before_anything_else():
+    for line in (
+        PUSH,  # none at all
+        summed(PUSH)[:-1],
+        summed(PUSH)[:-1] + b"\r\n",
+        summed(PUSH).replace(b"}\n", b" }\n"),
+        PUSH[:-2] + b',"crc":"00000000"}\n',
+        b"\n",
+        b"",
+    ):
+        with pytest.raises(
+            TapeError, match=r"line 2: the checksum does not fit: this line was changed.*disk"
+        ):
+            decode_all(HEADER, line)
+    upper = summed(PUSH)[:-11] + summed(PUSH)[-11:].upper()
+    assert upper != summed(PUSH)
+    with pytest.raises(TapeError, match="line 2: the checksum does not fit"):
+        decode_all(HEADER, upper)
+
+
+def test_whether_there_are_checksums_is_said_by_the_header():
+    """So that a damaged header does not turn them off, it has one itself."""
+    for header in (
+        HEADER.replace(b'"format_version":2', b'"format_version":1'),
+        HEADER.replace(b'"format_version":2', b'"format_version":3'),
+        HEADER.replace(b"5e551011", b"5e551012"),
+        HEADER[:-19] + b"}\n",
+        HEADER.replace(b',"crc":"', b',"crd":"'),
+    ):
+        with pytest.raises(TapeError, match="line 1: the checksum does not fit"):
+            decode_all(header)
+    forged = summed(HEADER.replace(b'"format_version":2', b'"format_version":1'))
+    with pytest.raises(TapeError, match='line 1: unknown key "crc"'):
+        decode_all(forged)
+    with pytest.raises(TapeError, match='line 2: unknown key "crc"'):
+        decode_all(without_sum(HEADER), summed(PUSH))
 
 
 @pytest.mark.parametrize("name", ["format_version", "rules_version"])
 def test_a_newer_tape_is_refused_with_the_remedy(name):
     # Whatever else is new in it must not be what the error is about.
-    newer = HEADER.replace(f'"{name}":1'.encode(), f'"{name}":2,"colour":"red"'.encode())
-    with pytest.raises(TapeError, match=f"line 1: {name} 2 is newer than 1.* read the tape with Yeto 0.1.0"):
-        decode_all(newer)
+    known = {"format_version": FORMAT_VERSION, "rules_version": RULES_VERSION}[name]
+    newer = HEADER.replace(f'"{name}":{known}'.encode(), f'"{name}":{known + 1},"colour":"red"'.encode())
+    told = f"line 1: {name} {known + 1} is newer than {known}.* read the tape with Yeto 0.1.0"
+    with pytest.raises(TapeError, match=told):
+        decode_all(summed(newer))
+    # A newer format need not have checksums like ours.
+    if name == "format_version":
+        with pytest.raises(TapeError, match=told):
+            decode_all(newer[:-2] + b',"sum":"blue"}\n')
+    forged = newer.replace(b'"software_version":"', b'"software_version":"\\u001b[31m' + b"z" * 5000)
+    with pytest.raises(TapeError) as refused:
+        decode_all(summed(forged))
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 300
 
 
 @pytest.mark.parametrize("version", [b"0", b"true", b'"1"', b"1.0"])
 def test_a_version_is_a_whole_number_from_one(version):
     with pytest.raises(TapeError, match="line 1: field format_version: expected a version from 1"):
-        decode_all(HEADER.replace(b'"format_version":1', b'"format_version":' + version))
+        decode_all(summed(HEADER.replace(b'"format_version":2', b'"format_version":' + version)))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_json_lacks_is_never_written(value):
     with pytest.raises(TapeError, match=r"record 7 \(push_received\) cannot be written"):
-        encode(seq=7, at=0.0, body=attrs.evolve(decode_all(HEADER, PUSH)[-1].body, norm=value))
+        encode(seq=7, at=0.0, body=attrs.evolve(decode_all(HEADER, summed(PUSH))[-1].body, norm=value))
 
 
 def test_numbers_of_other_libraries_are_never_written():
@@ -311,5 +354,11 @@ def test_kinds_and_fields_are_frozen():
     """What a tape of today holds must open for ever: a change here needs a new format version."""
     lines = [f"{kind}({shape(cls)})" for kind, cls in CLASSES.items()]
     lines += [f"{name}({shape(cls)})" for name, cls in sorted(values_reached().items())]
-    recorded = Path(__file__).with_name("format_1.txt").read_text(encoding="ascii")
+    recorded = Path(__file__).with_name(f"format_{FORMAT_VERSION}.txt").read_text(encoding="ascii")
     assert "\n".join(lines) + "\n" == recorded
+
+
+def test_format_2_is_format_1_with_checksums():
+    first, second = (Path(__file__).with_name(f"format_{version}.txt").read_bytes() for version in (1, 2))
+    assert first == second
+    assert UPCASTS[1] is UPCASTS[2] is None

@@ -9,6 +9,7 @@ import attrs
 import immutables
 import pytest
 from recorded_run import CONFIG, Run, record, record_with_restart
+from tape_lines import summed, summed_all
 
 from yeto.core import Phase, initial_state
 from yeto.core.decisions import AttemptOpened, Decision, PushAccepted, RoundCommitted
@@ -197,7 +198,7 @@ def test_decisions_in_another_order_are_found(tape):
 def test_nothing_behind_a_divergence_is_folded(tape, recorded):
     lines = list(recorded[0])
     index = next(index for index, line in enumerate(lines) if b'"kind":"quorum_reached"' in line)
-    lines[index] = lines[index].replace(b'"quorum_seconds":', b'"quorum_seconds":1')
+    lines[index] = summed(lines[index].replace(b'"quorum_seconds":', b'"quorum_seconds":1'))
     shadow = Replayer("run")
     for line in lines[: index + 1]:
         shadow.feed(line)
@@ -232,7 +233,7 @@ def test_other_rules_diverge(tape):
 
 
 def test_impossible_settings_are_damage(tape):
-    tape.write_bytes(tape.read_bytes().replace(b'"quorum":2', b'"quorum":5', 1))
+    tape.write_bytes(summed_all(tape.read_bytes().replace(b'"quorum":2', b'"quorum":5', 1)))
     with pytest.raises(TapeError, match="line 1: impossible settings: --quorum 5"):
         replay(tape)
 
@@ -470,6 +471,20 @@ def test_a_story_has_comings_and_goings_while_the_round_is_open_and_restarts_aft
     assert "learner_joined" not in [entry.kind for entry in read(path) if story.concerns(entry)]
 
 
+def test_what_a_joining_learner_is_sent_later_is_not_the_story_of_a_round(tmp_path):
+    path = tmp_path / "events.jsonl"
+    run = Run(path)
+    run.start()
+    run.play(until=lambda state: state.step == 3 and state.durable == 3)
+    run.leave(1)
+    run.join(1)
+    run.close()
+    story = RoundStory(3)
+    told = [entry.kind for entry in read(path) if story.concerns(entry)]
+    assert told.count("broadcast_ordered") == 1
+    assert sum(entry.kind == "broadcast_ordered" for entry in read(path)) > 4
+
+
 def test_text_of_a_peer_cannot_steer_a_terminal(tmp_path):
     assert printable("plain é text") == "plain é text"
     assert printable("\x1b[2J\u202eabc\n\ud800\u2028") == "\\x1b[2J\\u202eabc\\n\\ud800\\u2028"
@@ -490,14 +505,14 @@ def test_the_first_difference_of_two_tapes(tmp_path, tape):
     named = (
         other.read_bytes().replace(b"5e551011", b"0ther", 1).replace(b"2026-01-02T03", b"2026-01-03T03", 1)
     )
-    other.write_bytes(named)
+    other.write_bytes(named := summed_all(named))
     assert first_difference(tape, other) is None
-    other.write_bytes(named.replace(b'"local_step":10,', b'"local_step":11,', 1))
+    other.write_bytes(summed_all(named.replace(b'"local_step":10,', b'"local_step":11,', 1)))
     difference = first_difference(tape, other)
     assert difference.left.kind == "push_offered"
     assert difference.fields() == (("local_step", 10, 11),)
     assert difference.line == difference.left.seq + 1
-    other.write_bytes(named.replace(b'"outer_lr":0.7', b'"outer_lr":0.8', 1))
+    other.write_bytes(summed_all(named.replace(b'"outer_lr":0.7', b'"outer_lr":0.8', 1)))
     assert first_difference(tape, other).line == 1
     lines = named.splitlines(keepends=True)
     other.write_bytes(b"".join(lines[:20]))

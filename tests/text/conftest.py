@@ -57,3 +57,15 @@ def write_rows(tmp_path):
         return str(path)
 
     return write
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """Return where a test's checkpoint is to be."""
+    return tmp_path / "yeto-state.ckpt"
+
+
+@pytest.fixture
+def out(tmp_path):
+    """Return where a test's export is to be."""
+    return tmp_path / "out"

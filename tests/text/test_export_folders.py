@@ -23,16 +23,6 @@ def logits_of(model):
         return model.eval()(input_ids=torch.arange(10, 26).unsqueeze(0)).logits.float()
 
 
-@pytest.fixture
-def checkpoint(tmp_path):
-    return tmp_path / "yeto-state.ckpt"
-
-
-@pytest.fixture
-def out(tmp_path):
-    return tmp_path / "out"
-
-
 def test_an_adapter_has_the_keys_and_values_of_pefts_own_save(config, checkpoint, out, tmp_path):
     tensors = make_checkpoint(checkpoint, config)
     lines = []
@@ -190,9 +180,7 @@ def test_another_base_model_is_refused(config, checkpoint, out, tmp_path):
     save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(ConfigError, match="is not the model that was trained: it is digest"):
         export(checkpoint, str(tmp_path / "other"), out)
-    with pytest.raises(
-        ConfigError, match="--model is missing: the checkpoint was trained from a local folder"
-    ):
+    with pytest.raises(ConfigError, match=r"--model is missing: .* from a local folder, .*; name the folder"):
         export(checkpoint, None, out)
 
 
@@ -285,3 +273,55 @@ def test_a_model_folder_that_equals_its_base_does_not_pass(config, checkpoint, o
     make_checkpoint(checkpoint, config, noise=0.0)
     with pytest.raises(CheckpointError, match=r"gives the base model's logits; .* --dtype f32 keeps it"):
         export(checkpoint, config.model, out, dtype=dtype)
+
+
+@pytest.mark.parametrize("where", ["checkpoint", "around", "model", "here"])
+def test_overwrite_never_takes_away_what_the_export_stands_on(
+    config, checkpoint, tmp_path, monkeypatch, where
+):
+    make_checkpoint(checkpoint, config)
+    model = tmp_path / "model"
+    shutil.copytree(config.model, model)
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    before = sorted(path for path in tmp_path.rglob("*"))
+    out = {"checkpoint": checkpoint, "around": tmp_path, "model": model, "here": here / "."}[where]
+    with pytest.raises(ConfigError, match=r"--output-dir .*; name another folder"):
+        export(checkpoint, str(model), out, overwrite=True)
+    assert sorted(path for path in tmp_path.rglob("*")) == before
+
+
+def test_where_a_link_leads_to_is_replaced_and_the_link_stays(config, checkpoint, tmp_path):
+    make_checkpoint(checkpoint, config)
+    far, link = tmp_path / "disk" / "far", tmp_path / "out"
+    far.mkdir(parents=True)
+    (far / "old.txt").write_text("old")
+    link.symlink_to(far)
+    export(checkpoint, config.model, link, overwrite=True, verify=False)
+    assert link.is_symlink()
+    assert (far / "adapter_model.safetensors").exists()
+    assert not (far / "old.txt").exists()
+    assert [path.name for path in far.parent.iterdir()] == ["far"]
+
+
+def test_what_came_to_the_place_meanwhile_is_kept(config, checkpoint, out, monkeypatch):
+    make_checkpoint(checkpoint, config)
+
+    def come_first(*args):
+        out.mkdir()
+        (out / "theirs.txt").write_text("theirs")
+
+    monkeypatch.setattr(export_module, "_write_facts", come_first)
+    with pytest.raises(CheckpointError, match=f"--output-dir {out}: cannot write: .*somebody else made it"):
+        export(checkpoint, config.model, out, verify=False)
+    assert [path.name for path in out.iterdir()] == ["theirs.txt"]
+    assert sorted(path.name for path in out.parent.iterdir()) == [out.name, checkpoint.name]
+
+
+def test_what_is_left_of_another_folder_is_not_cleared_up(config, checkpoint, tmp_path):
+    make_checkpoint(checkpoint, config)
+    other = tmp_path / ".a.old-1"
+    other.mkdir()
+    export(checkpoint, config.model, tmp_path / "[ab]", verify=False)
+    assert other.is_dir()

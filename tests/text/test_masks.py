@@ -52,9 +52,11 @@ def test_ids_are_the_templates_own_rendering_with_one_bos(tokenizer):
 
 def test_the_end_token_is_supervised_even_if_it_is_the_padding_token():
     tokenizer = make_tokenizer(pad_token="<|im_end|>", eos_token="<|im_end|>")
-    encoded = encode(tokenizer, chat("a", "b"))
-    (last,) = [place for place, weight in enumerate(encoded.weights) if weight][-1:]
-    assert encoded.ids[last] == tokenizer.pad_token_id == tokenizer.eos_token_id
+    row = conversation(chat("a", "b"), "r")
+    encoder = ChatEncoder(tokenizer)
+    for encoded in (encoder.encode(row), *encoder.encode_many([row, row])):
+        (last,) = [place for place, weight in enumerate(encoded.weights) if weight][-1:]
+        assert encoded.ids[last] == tokenizer.pad_token_id == tokenizer.eos_token_id
 
 
 def test_an_empty_reply_has_its_end_token_only(tokenizer):
@@ -321,6 +323,26 @@ def test_the_legacy_format(tokenizer):
     )
     assert supervised(tokenizer, encoded) == [call, "Three.\n</s>"]
     assert encode(tokenizer, row, mask_mode="legacy", train_on="all").weights.all()
+
+
+@pytest.mark.parametrize("options", [{"train_on": "all"}, {"mask_mode": "legacy"}])
+def test_rows_together_are_what_they_are_one_by_one(tokenizer, options):
+    encoder = ChatEncoder(tokenizer, **options)
+    rows = [conversation(chat("a", reply, "b"), "r") for reply in REPLIES]
+    for one, row in zip(encoder.encode_many(rows), rows, strict=True):
+        alone = encoder.encode(row)
+        assert one.ids.tolist() == alone.ids.tolist()
+        assert one.weights.tolist() == alone.weights.tolist()
+    assert encoder.encode_many([]) == []
+
+
+def test_a_row_that_is_refused_is_named_among_others(tokenizer):
+    tokenizer.chat_template = WITH_TAGS + "{{ raise_exception('no') if messages | length == 3 }}"
+    rows = [
+        conversation(chat(*texts), f"line {number}") for number, texts in enumerate(["ab", "ab", "abc", "ab"])
+    ]
+    with pytest.raises(DataError, match=r"^line 2: the chat template failed: no"):
+        ChatEncoder(tokenizer).encode_many(rows)
 
 
 def test_a_person_can_see_the_mask(tokenizer):

@@ -13,11 +13,11 @@ from peft import get_peft_model_state_dict
 from torch import nn
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen3MoeConfig
 
-from yeto.errors import ConfigError, DataError
+from yeto.errors import ConfigError
 from yeto.layout import build_layout
 from yeto.text import hub
 from yeto.text import model as model_module
-from yeto.text.identity import identify
+from yeto.text.identity import check_model, identify
 from yeto.text.lora import add_adapter, canonical_name, find_targets
 from yeto.text.model import documents_leak, load_model, probe_micro_batch
 from yeto.text.rows import open_source
@@ -205,11 +205,28 @@ def test_what_does_not_load_is_refused_by_flag(config, change, problem):
         load_model(evolve(config, **change))
 
 
-def test_skipped_experts_are_said(config, monkeypatch, caplog):
+@pytest.mark.parametrize("targets", ["auto", "all-linear"])
+def test_skipped_experts_are_said(config, monkeypatch, caplog, targets):
     monkeypatch.setattr(model_module, "load_base", lambda *args, **options: moe())
     with caplog.at_level(logging.WARNING, logger="yeto.text.model"):
-        load_model(evolve(config, lora_targets="all-linear"))
-    assert "12,288 parameters of expert weights" in caplog.text
+        loaded = load_model(evolve(config, lora_targets=targets))
+    said = "12,288 parameters of expert weights as they are; only k_proj, o_proj, q_proj, v_proj are trained"
+    assert said in caplog.text
+    trained = loaded.trainable_parameters()
+    assert len(trained) == 2 * 4 * 2
+    assert all(".self_attn." in name for name in trained)
+    ids = torch.arange(3, 19).unsqueeze(0)
+    loaded.module(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    assert all(p.grad is not None for p in trained.values())
+
+
+def test_an_adapter_that_may_not_serve_is_said(config, monkeypatch, caplog):
+    monkeypatch.setattr(model_module, "load_base", lambda *args, **options: llama(tie_word_embeddings=False))
+    with caplog.at_level(logging.WARNING, logger="yeto.text.model"):
+        load_model(evolve(config, lora_targets="q_proj"))
+        assert caplog.text == ""
+        load_model(evolve(config, lora_targets="q_proj,lm_head"))
+    assert caplog.text.count("an adapter on lm_head is saved together with that layer itself") == 1
 
 
 class Leaky(nn.Module):
@@ -314,7 +331,7 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path):
 
 def test_settings_do_not_load_torch():
     code = "import sys, yeto.text; yeto.text.TextConfig(model='m'); assert 'torch' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
 
 
@@ -339,11 +356,46 @@ def test_a_damaged_model_folder_is_named_whatever_the_library_raises(config, tmp
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda folder: (folder / "model.safetensors").unlink(), "needs config.json and weight files"),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json cannot be read"),
+        (lambda folder: (folder / "config.json").write_bytes(b"\xff"), "config.json cannot be read"),
+        (lambda folder: (folder / "config.json").write_text('{"layers": 2}'), "no model_type"),
+        (lambda folder: [path.unlink() for path in folder.glob("tokenizer*")], "has no tokenizer"),
+        (shutil.rmtree, "no such folder"),
+    ],
+    ids=["no weights", "cut settings", "no text", "no kind", "no tokenizer", "nothing"],
+)
+def test_a_model_that_cannot_load_is_refused_without_loading_it(tiny, tmp_path, damage, problem):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny, folder)
+    check_model(str(folder))
+    damage(folder)
+    with pytest.raises(ConfigError, match=problem) as caught:
+        check_model(str(folder))
+    assert str(caught.value).startswith(f"--model {folder}: ")
+
+
+def test_looking_at_a_model_loads_no_torch():
+    code = "import sys, yeto.text.identity; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("name", ["./none", "/none", "a/b/c", "pyproject.toml"])
 def test_what_can_be_no_id_is_not_looked_for_on_the_hub(config, monkeypatch, name):
     monkeypatch.setattr(hub, "unreachable_hub", lambda *args, **kwargs: pytest.fail("asked the hub"))
     monkeypatch.chdir(Path(__file__).parent.parent.parent)
     with pytest.raises(ConfigError, match=f"--model {name}: no such folder$"):
+        load_tokenizer(evolve(config, model=name))
+
+
+@pytest.mark.parametrize("name", ["models/", "my model", "a/b c", "-a", "a..b"])
+def test_what_the_hub_would_refuse_as_an_id_is_refused_in_our_words(config, monkeypatch, name):
+    monkeypatch.setattr(hub, "unreachable_hub", lambda *args, **kwargs: pytest.fail("asked the hub"))
+    with pytest.raises(ConfigError, match=f"--model {name}: no such folder, and no Hugging Face id$"):
         load_tokenizer(evolve(config, model=name))
 
 
@@ -354,7 +406,7 @@ def test_a_hub_that_cannot_be_reached_is_said_at_once(config, monkeypatch):
     problem = "no such folder, and as a Hugging Face id: http://127.0.0.1:1 cannot be reached"
     with pytest.raises(ConfigError, match=problem):
         load_tokenizer(evolve(config, model="owner/name"))
-    with pytest.raises(DataError, match="as a Hugging Face data set it failed: http"):
+    with pytest.raises(ConfigError, match="as a Hugging Face data set it failed: http"):
         open_source("owner/rows")
 
 

@@ -3,8 +3,9 @@ import sys
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
-from yeto.errors import DataError
+from yeto.errors import ConfigError, DataError
 from yeto.text.rows import Cursor, open_source, without_nulls
 
 ROWS = [{"messages": [{"role": "user", "content": f"row {number}"}]} for number in range(7)]
@@ -41,6 +42,53 @@ def test_jsonl_spellings_give_the_same_rows(tmp_path, content):
     assert [row.index for row in found] == list(range(7))
 
 
+BOM = "\ufeff"
+
+
+@pytest.fixture(
+    params=["jsonl", "lines.json", "list.json", "folder", "parquet", "saved", "saved parts", "url"]
+)
+def with_marks(request, tmp_path):
+    """Return rows in every form there is, with a byte-order mark wherever a tool could have put one."""
+    import datasets
+    import pyarrow
+    import pyarrow.parquet
+
+    # A table that was made of text with a mark has it in the name of its first column.
+    marked = [{BOM + "id": number, **row} for number, row in enumerate(ROWS)]
+    rows = [{"id": number, **row} for number, row in enumerate(ROWS)]
+    place = tmp_path / f"rows.{request.param}"
+    if request.param in ("jsonl", "lines.json"):
+        place.write_text(BOM + lines(rows), encoding="utf-8")
+    elif request.param == "list.json":
+        place.write_text(BOM + json.dumps(rows), encoding="utf-8")
+    elif request.param == "folder":
+        place.mkdir()
+        for number, part in enumerate((rows[:3], rows[3:])):
+            (place / f"{number}.jsonl").write_text(BOM + lines(part, end="\r\n"), encoding="utf-8")
+    elif request.param == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(marked), place)
+    elif request.param == "url":
+        fsspec.filesystem("memory").pipe("/marks/rows.jsonl", (BOM + lines(rows)).encode())
+        return "memory://marks/rows.jsonl", rows
+    else:
+        table = datasets.Dataset.from_list(marked)
+        table = datasets.DatasetDict(train=table) if request.param == "saved parts" else table
+        table.save_to_disk(place)
+    return str(place), rows
+
+
+def test_a_byte_order_mark_is_no_data_in_any_form(with_marks):
+    spec, rows = with_marks
+    assert values(spec) == rows
+
+
+def test_a_byte_order_mark_inside_a_text_is_data(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(lines([{"a": BOM + "x"}, {BOM + "a": "y"}]), encoding="utf-8")
+    assert values(path) == [{"a": BOM + "x"}, {BOM + "a": "y"}]
+
+
 @pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c"])
 def test_only_a_newline_ends_a_row(tmp_path, character):
     text = f"one{character}two"
@@ -53,7 +101,7 @@ def test_only_a_newline_ends_a_row(tmp_path, character):
 @pytest.mark.parametrize(
     ("bad", "problem"),
     [
-        (b'{"a": 1', "line 3: not JSON"),
+        (b'{"a": 1', "line 3: not JSON: .*; every line holds one row, whole$"),
         (b'"text"', "line 3: a row is a JSON object, this is str"),
         (b'{"a": "\xff"}', "line 3: not UTF-8"),
         (b'{"a": 1} {"a": 2}', "line 3: not JSON"),
@@ -65,6 +113,27 @@ def test_a_bad_line_is_named_with_its_number(tmp_path, bad, problem):
     path.write_bytes(b'{"a": 1}\n\n' + bad + b'\n{"a": 2}\n')
     with pytest.raises(DataError, match=rf"^rows\.jsonl {problem}"):
         read(open_source(str(path)))
+
+
+NUMBERS = [
+    "NaN",
+    "-Infinity",
+    "1e400",
+    "-0.0",
+    "0.1",
+    "5e-324",
+    "1" + "0" * 30,
+    "18446744073709551616",
+    "1E2",
+]
+
+
+@pytest.mark.parametrize("text", [*NUMBERS, r'"\ud83d\ude00"', r'"\ud83d"', '{"b": 1, "b": 2}', r'"\u2028"'])
+def test_values_are_read_as_python_reads_json(tmp_path, text):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": ' + text + "}\n")
+    (row,) = values(path)
+    assert repr(row["a"]) == repr(json.loads(text))
 
 
 def test_a_huge_integer_in_an_unused_column_does_not_matter(tmp_path):
@@ -150,6 +219,30 @@ def test_a_saved_dataset_gives_rows_without_filled_in_nulls(tmp_path, split):
     ]
 
 
+def test_parquet_gives_rows_without_filled_in_nulls(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"call": {"a": 1}, "text": "x"}, {"call": {"b": [None]}}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    assert values(tmp_path / "rows.parquet") == rows
+
+
+def test_a_data_set_of_the_hub_gives_its_train_split_at_a_revision(monkeypatch):
+    import datasets
+
+    def load(name, *, split, revision):
+        assert (name, split, revision) == ("someone/chats", "train", "v1")
+        return datasets.Dataset.from_list(ROWS)
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    source = open_source("someone/chats", revision="v1")
+    everything = read(source)
+    assert [row.value for row in everything] == ROWS
+    assert read(source, everything[2].after, range(1, 7, 2)) == everything[3::2]
+    assert everything[2].origin == "someone/chats row 2"
+
+
 def test_nulls_in_lists_are_values():
     assert without_nulls({"a": [None, {"b": None, "c": 1}], "d": None}) == {"a": [None, {"c": 1}]}
 
@@ -159,6 +252,56 @@ def test_any_file_system_that_fsspec_knows():
     memory.pipe("/bucket/rows.jsonl", lines().encode())
     assert values("memory://bucket/rows.jsonl") == ROWS
     assert values("memory://bucket") == ROWS
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """Return a function that puts a file system in memory behind a scheme, with one file in it."""
+
+    def serve(scheme, read=None):
+        class Bucket(MemoryFileSystem):
+            protocol = scheme
+            store = {}  # noqa: RUF012
+            pseudo_dirs = [""]  # noqa: RUF012
+
+            @classmethod
+            def _strip_protocol(cls, path):
+                return "/" + path.removeprefix(f"{scheme}://").strip("/")
+
+            def open(self, *args, **options):
+                file = super().open(*args, **options)
+                if read is not None:
+                    file.read = read
+                return file
+
+        monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, scheme, Bucket)
+        fsspec.filesystem(scheme, skip_instance_cache=True).pipe("/bucket/rows.jsonl", lines().encode())
+
+    return serve
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "hf"])
+def test_buckets_and_the_hub_are_file_systems_like_others(bucket, scheme):
+    bucket(scheme)
+    source = open_source(f"{scheme}://bucket/rows.jsonl")
+    everything = read(source)
+    assert [row.value for row in everything] == ROWS
+    assert read(source, everything[3].after) == everything[4:]
+    assert values(f"{scheme}://bucket") == ROWS
+    with pytest.raises(ConfigError, match=rf"^--data {scheme}://bucket/none.jsonl: no such file"):
+        open_source(f"{scheme}://bucket/none.jsonl")
+
+
+def test_what_a_file_system_raises_is_said_in_one_line(bucket):
+    class ConnectionLost(Exception):
+        """Like those of network libraries: no OSError."""
+
+    def read_nothing(*_):
+        raise ConnectionLost("timed out\nafter three tries")
+
+    bucket("s3", read_nothing)
+    with pytest.raises(DataError, match=r"rows\.jsonl: cannot read: ConnectionLost: timed out after three"):
+        read(open_source("s3://bucket/rows.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -172,15 +315,15 @@ def test_any_file_system_that_fsspec_knows():
     ],
 )
 def test_what_is_not_there_is_refused_by_flag(spec, problem):
-    with pytest.raises(DataError, match=f"^--eval-data .*{problem}"):
+    with pytest.raises(ConfigError, match=f"^--eval-data .*{problem}"):
         open_source(spec, flag="--eval-data")
 
 
 def test_an_unknown_kind_of_file_is_refused(tmp_path):
     (tmp_path / "rows.csv").write_text("a,b\n")
-    with pytest.raises(DataError, match="unknown kind of file"):
+    with pytest.raises(ConfigError, match="unknown kind of file"):
         open_source(str(tmp_path / "rows.csv"))
-    with pytest.raises(DataError, match=r"no \.jsonl"):
+    with pytest.raises(ConfigError, match=r"no \.jsonl"):
         open_source(str(tmp_path))
 
 

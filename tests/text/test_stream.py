@@ -1,12 +1,14 @@
 import hashlib
 import json
 import pickle
+import re
 import signal
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections import Counter
-from itertools import islice
+from itertools import islice, product
 
 import psutil
 import pytest
@@ -14,12 +16,14 @@ from attrs import evolve
 from text_helpers import chat
 
 from yeto.errors import ConfigError, DataError
+from yeto.text import rows as rows_module
 from yeto.text.config import TextConfig
 from yeto.text.loader import BlockLoader, LoaderState, data_seed, open_stream
 from yeto.text.masks import Encoded
 from yeto.text.packing import Packer
-from yeto.text.rows import Cursor, Row, open_source
-from yeto.text.stream import Position, Share, share_of, stream_blocks
+from yeto.text.rows import Cursor, Row, TableSource, open_source
+from yeto.text.stream import Position, RowEncoder, Share, share_of, stream_blocks
+from yeto.text.task import build_task
 from yeto.text.tokenizer import load_tokenizer
 
 
@@ -39,10 +43,12 @@ class Numbers:
                 yield Row(index=row, value={}, origin=f"row {row}", after=Cursor(row=row + 1))
 
 
-def encode(row):
+def encode(rows):
     """Give row i the token i + 1, as often as the row is long, and supervise all of it."""
-    length = 3 + row.index % 9
-    return Encoded.of([row.index + 1] * length, [1] * length)
+    lengths = [3 + row.index % 9 for row in rows]
+    return [
+        Encoded.of([row.index + 1] * length, [1] * length) for row, length in zip(rows, lengths, strict=True)
+    ]
 
 
 def stream(count, share=None, position=None, *, buffer=64, seed=0, source=None):
@@ -130,6 +136,114 @@ def test_coming_back_costs_a_window_and_not_the_epoch():
     assert source.read <= 32
 
 
+def test_a_stop_in_the_second_epoch_comes_back_to_the_same_row():
+    """The next hundred blocks, from each of several places in the second and third epoch."""
+    produced = list(islice(stream(200, buffer=32), 700))
+    places = [place for place, one in enumerate(produced[:600]) if one.position.epoch in (1, 2)]
+    assert {produced[place].position.epoch for place in places} == {1, 2}
+    for place in places[::37]:
+        rest = tokens(islice(stream(200, buffer=32, position=produced[place].position), 100))
+        assert rest == tokens(produced[place + 1 : place + 101])
+
+
+MILLION = 10**6
+NEAR_THE_END = MILLION - 2_000
+
+
+class Counted:
+    """A reader that counts what is asked of it."""
+
+    def __init__(self, thing):
+        self._thing = thing
+        self.read_bytes = 0
+
+    def __getattr__(self, name):
+        return getattr(self._thing, name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._thing.close()
+
+    def read(self, *size):
+        found = self._thing.read(*size)
+        self.read_bytes += len(found)
+        return found
+
+
+def resumed_near_the_end(source, start):
+    """Take a block of a run that goes on in its third epoch; return the rows that were tokenized for it."""
+    encoded = []
+
+    def noted(rows):
+        encoded.extend(row.index for row in rows)
+        return encode(rows)
+
+    position = Position(epoch=2, window=9000, start=start, taken=5)
+    packer = Packer(6, documents=True, windows=True)
+    next(stream_blocks(source, Share(), noted, packer, seed=0, shuffle_buffer=64, position=position))
+    return encoded
+
+
+def test_coming_back_behind_a_million_lines_reads_none_of_them(tmp_path, monkeypatch):
+    line = b'{"a": 1}\n'
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(line * MILLION)
+    files = []
+    source = open_source(str(path))
+    opened = source._fs.open
+
+    def counted(*args, **options):
+        files.append(Counted(opened(*args, **options)))
+        return files[-1]
+
+    monkeypatch.setattr(source._fs, "open", counted)
+    start = Cursor(row=NEAR_THE_END, byte=NEAR_THE_END * len(line), line=NEAR_THE_END)
+    rows = resumed_near_the_end(source, start)
+    assert min(rows) >= NEAR_THE_END
+    assert max(rows) < NEAR_THE_END + 64
+    (file,) = files
+    assert file.read_bytes <= rows_module.CHUNK_BYTES
+
+
+def test_coming_back_behind_a_million_rows_of_parquet_reads_one_group(tmp_path, monkeypatch):
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path / "rows.parquet"
+    table = pyarrow.table({"a": range(MILLION)})
+    pyarrow.parquet.write_table(table, path, row_group_size=4000)
+    groups = []
+    batches = pyarrow.parquet.ParquetFile.iter_batches
+
+    def noted(self, size, row_groups):
+        groups.extend(row_groups)
+        return batches(self, size, row_groups=row_groups)
+
+    monkeypatch.setattr(pyarrow.parquet.ParquetFile, "iter_batches", noted)
+    start = Cursor(row=NEAR_THE_END, byte=NEAR_THE_END)
+    rows = resumed_near_the_end(open_source(str(path)), start)
+    assert min(rows) >= NEAR_THE_END
+    assert groups == [NEAR_THE_END // 4000]
+
+
+def test_coming_back_behind_a_million_rows_of_a_table_asks_for_a_window():
+    asked = []
+
+    class Table:
+        def __len__(self):
+            return MILLION
+
+        def __getitem__(self, row):
+            asked.append(row)
+            return {"a": row}
+
+    rows = resumed_near_the_end(TableSource("table", Table()), Cursor(row=NEAR_THE_END))
+    assert min(rows) >= NEAR_THE_END
+    assert asked == list(range(NEAR_THE_END, NEAR_THE_END + 64))
+
+
 def test_the_first_block_needs_few_rows():
     source = Numbers(100_000)
     next(stream(0, buffer=1024, source=source))
@@ -137,8 +251,8 @@ def test_the_first_block_needs_few_rows():
 
 
 def test_an_epoch_without_a_block_or_a_target_ends_the_stream():
-    def silent(row):
-        return Encoded.of([1] * 9, [0] * 9)
+    def silent(rows):
+        return [Encoded.of([1] * 9, [0] * 9)] * len(rows)
 
     packer = Packer(4, documents=True, windows=True)
     (end,) = stream_blocks(Numbers(5), Share(), silent, packer, seed=0, shuffle_buffer=8)
@@ -161,9 +275,13 @@ def blocks(config, count, state=None):
     return taken
 
 
-def test_preloading_gives_the_blocks_of_streaming(config):
+def test_preloading_gives_the_blocks_of_streaming_and_shows_how_far_it_is(config, capsys):
     expected = blocks(config, 40)
+    capsys.readouterr()
     assert blocks(evolve(config, tokenize="preload"), 40) == expected
+    shown = capsys.readouterr().err
+    assert "tokenizing rows" in shown
+    assert "400/" in shown
 
 
 def test_closing_a_loader_ends_its_thread(config):
@@ -182,7 +300,7 @@ def test_a_loader_goes_on_from_its_state(config):
     assert blocks(config, 30, state) == expected
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_worker_processes_take_turns_and_go_on(config):
     """Two workers give one block each in turn, in the order of their two streams, from any state."""
     config = evolve(config, stream_workers=2)
@@ -208,23 +326,90 @@ def test_a_failing_worker_says_only_what_is_wrong(config, write_rows):
     assert str(caught.value).startswith("rows.jsonl line 1: message 0: role 'robot'")
 
 
-def test_rows_seen_by_the_learners_do_not_meet(config, write_rows):
-    """Hash what each learner tokenizes in an epoch: intersections are empty, the union is the file."""
-    rows = [chat(f"question {number}", f"answer {number}") for number in range(31)]
+@pytest.mark.parametrize(("learners", "ranks", "workers"), [(3, 1, 1), (2, 2, 2), (3, 2, 2)])
+def test_rows_tokenized_by_all_processes_do_not_meet(
+    config, write_rows, monkeypatch, learners, ranks, workers
+):
+    """Hash what each process tokenizes in its first epoch: no row twice, and together they are the file."""
+    rows = [chat(f"question {number}", f"answer {number} " * 9) for number in range(61)]
     path = write_rows(rows)
-    seen = []
-    for learner in range(3):
-        mine = evolve(config, data=path, learner_id=learner, num_learners=3)
-        hashes = set()
-        for row in open_rows(mine):
-            hashes.add(hashlib.sha256(json.dumps(row.value).encode()).hexdigest())
-        seen.append(hashes)
-    assert seen[0] & seen[1] == seen[0] & seen[2] == seen[1] & seen[2] == set()
-    assert len(set.union(*seen)) == 31
+    hashes = []
+    many = RowEncoder.many
+
+    def noted(self, some):
+        hashes.extend(hashlib.sha256(json.dumps(row.value).encode()).hexdigest() for row in some)
+        return many(self, some)
+
+    monkeypatch.setattr(RowEncoder, "many", noted)
+    tokenizer = load_tokenizer(config)
+    start = LoaderState(positions=(Position(),) * workers)
+    for learner, rank, worker in product(range(learners), range(ranks), range(workers)):
+        mine = evolve(
+            config, data=path, learner_id=learner, num_learners=learners, rank=rank, num_ranks=ranks
+        )
+        share = share_of(mine).part(worker, workers)
+        before = len(hashes)
+        # Windows of one epoch are tokenized before the next epoch begins.
+        for produced in open_stream(mine, tokenizer, share, start, worker):
+            if produced.position.epoch > 0:
+                break
+        del hashes[before + sum(row in share.rows() for row in range(61)) :]
+    assert len(hashes) == 61
+    assert len(set(hashes)) == 61
 
 
-def open_rows(config):
-    return open_source(config.data).rows(Cursor(), share_of(config).rows())
+def long_file(tmp_path, size):
+    row = json.dumps(chat("A question. " * 400, "An answer. " * 400)) + "\n"
+    path = tmp_path / f"{size}.jsonl"
+    path.write_text(row * (size // len(row)), encoding="utf-8")
+    return path
+
+
+def supervised(rows):
+    return [Encoded.of([1] * 100, [1] * 100)] * len(rows)
+
+
+def file_stream(path, **options):
+    packer = Packer(64, documents=True, windows=True)
+    source = open_source(str(path))
+    return stream_blocks(source, Share(), supervised, packer, seed=0, shuffle_buffer=128, **options)
+
+
+def test_the_first_block_reads_as_much_of_a_long_file_as_of_a_short_one(tmp_path, monkeypatch):
+    taken = []
+    lines = rows_module._lines
+
+    def counted(file, start):
+        for line in lines(file, start):
+            taken.append(len(line))
+            yield line
+
+    monkeypatch.setattr(rows_module, "_lines", counted)
+    for size in (100_000, 10_000_000):
+        taken.clear()
+        stream = file_stream(long_file(tmp_path, size))
+        next(stream)
+        assert len(taken) <= 16
+        # Nor does coming back into the middle read what lies before.
+        if size > 1_000_000:
+            for produced in islice(stream, 600):
+                middle = produced.position
+            taken.clear()
+            next(file_stream(long_file(tmp_path, size), position=middle))
+            assert len(taken) <= 128
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    peaks = []
+    for size in (4_000_000, 12_000_000):
+        path = long_file(tmp_path, size)
+        tracemalloc.start()
+        for produced in file_stream(path):
+            if produced.position.epoch > 0:
+                break
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.3 * peaks[0]
 
 
 @pytest.mark.parametrize("tokenize", ["stream", "preload"])
@@ -236,10 +421,46 @@ def test_an_empty_share_names_the_learner(config, write_rows, tokenize):
     assert len(blocks(evolve(starved, data_shard="off"), 1)) == 1
 
 
+@pytest.mark.parametrize(("files", "learners"), [(3, 4), (1, 4), (4, 3)])
+def test_rows_are_divided_and_not_files(config, tmp_path, files, learners):
+    """Fewer files than learners, or a number that does not divide: each learner has its rows, none waits."""
+    rows = [chat(f"question {number}", "answer " * 40) for number in range(13)]
+    for number in range(files):
+        part = "".join(json.dumps(row) + "\n" for row in rows[number::files])
+        (tmp_path / f"part-{number}.jsonl").write_text(part, encoding="utf-8")
+    seen = []
+    for learner in range(learners):
+        mine = evolve(config, data=str(tmp_path), learner_id=learner, num_learners=learners)
+        assert len(blocks(mine, 2)) == 2
+        share = open_source(mine.data).rows(Cursor(), share_of(mine).rows())
+        seen += [json.dumps(row.value) for row in share]
+    assert sorted(seen) == sorted(json.dumps(row) for row in rows)
+
+
+def test_a_share_smaller_than_a_batch_is_trained_on(config, write_rows):
+    """Three rows for two learners: a batch is filled over epochs, nothing is dropped for being the last."""
+    path = write_rows([chat(f"question {number}", "answer") for number in range(3)])
+    for learner in (0, 1):
+        task = build_task(evolve(config, data=path, learner_id=learner, num_learners=2, micro_batch_size=8))
+        batches = task.batches()
+        assert next(batches).inputs.ids.shape == (8, config.seq_len)
+        batches.close()
+
+
 def test_nothing_left_is_refused_with_the_counts(config, write_rows):
     path = write_rows([chat("a long question " * 30)] * 4)
     with pytest.raises(DataError, match=r"nothing to train on.*4 rows, \d+ windows.*--seq-len 64"):
         blocks(evolve(config, data=path), 1)
+
+
+def test_windows_that_were_dropped_are_told_after_the_first_pass(config, write_rows, caplog):
+    path = write_rows([chat("a long question " * 30), chat("a", "b")] * 3)
+    with caplog.at_level("INFO"):
+        blocks(evolve(config, data=path), 40)
+    (told,) = [record.message for record in caplog.records if "first pass" in record.message]
+    assert re.search(
+        r"after the first pass .* gave \d+ blocks; \d+ windows .* were dropped \(\d+ tokens\)", told
+    )
 
 
 def test_a_bad_row_ends_training_by_name(config, write_rows):
@@ -273,9 +494,9 @@ def test_impossible_settings_are_refused_by_flag(config, change, problem):
         evolve(config, **change)
 
 
-def test_workers_are_deaf_to_ctrl_c_and_end_when_the_trainer_is_killed(config):
+def test_workers_heed_no_signal_but_the_trainers_and_end_when_it_is_killed(config):
     program = (
-        "import pickle, sys\n"
+        "import multiprocessing, pickle, sys\n"
         "from yeto.text.loader import BlockLoader\n"
         "from yeto.text.tokenizer import load_tokenizer\n"
         "config = pickle.loads(bytes.fromhex(sys.argv[1]))\n"
@@ -285,6 +506,11 @@ def test_workers_are_deaf_to_ctrl_c_and_end_when_the_trainer_is_killed(config):
         "    for _ in range(20):\n"
         "        next(blocks)\n"
         "    print('up', flush=True)\n"
+        "    if line == 'end one\\n':\n"
+        "        worker = multiprocessing.active_children()[0]\n"
+        "        worker.terminate()\n"
+        "        worker.join()\n"
+        "        print(worker.exitcode, flush=True)\n"
     )
     settings = pickle.dumps(evolve(config, stream_workers=2)).hex()
     trainer = subprocess.Popen(
@@ -298,12 +524,14 @@ def test_workers_are_deaf_to_ctrl_c_and_end_when_the_trainer_is_killed(config):
         assert len(family) >= 3, "a fork server and two workers"
         for process in family:
             process.send_signal(signal.SIGINT)
-        trainer.stdin.write("go\n")
+            process.send_signal(signal.SIGTERM)
+        trainer.stdin.write("end one\n")
         trainer.stdin.flush()
         assert trainer.stdout.readline() == "up\n"
+        assert trainer.stdout.readline() == "0\n"
         trainer.kill()
         trainer.wait()
-        _, alive = psutil.wait_procs(family, timeout=30)
+        _, alive = psutil.wait_procs(family, timeout=200)
         for process in alive:
             process.kill()
         assert alive == []

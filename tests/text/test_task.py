@@ -1,7 +1,9 @@
+import logging
 import math
 import re
 from itertools import islice
 
+import numpy as np
 import pytest
 import torch
 from attrs import evolve
@@ -13,8 +15,10 @@ from yeto.text import loss as loss_module
 from yeto.text.evaluate import evaluate_rows, heldout_loss
 from yeto.text.loss import summed_cross_entropy
 from yeto.text.masks import Encoded
+from yeto.text.model import probe_micro_batch
 from yeto.text.packing import Packer
 from yeto.text.task import build_task
+from yeto.text.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +70,25 @@ def test_documents_in_one_block_have_the_loss_they_have_alone(tiny_model):
     assert block.targets == sum(int(row.weights[1:].sum()) for row in rows)
     # Without the boundary the documents see each other, and the figure is another one.
     assert loss_of(tiny_model, block, False) != pytest.approx(alone, rel=1e-3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_documents_in_one_block_have_the_logits_they_have_alone(tiny_model, blocks):
+    rows = documents() + documents(seed=1, lengths=(4, 14, 5, 9))[: 4 * (blocks - 1)]
+    packs = packed(rows, sum(len(row.ids) for row in documents()), documents=True, windows=True)
+    assert len(packs) == blocks
+
+    def logits(ids, **options):
+        return tiny_model(input_ids=torch.from_numpy(ids).long(), use_cache=False, **options).logits
+
+    positions = torch.from_numpy(np.stack([pack.positions for pack in packs])).long()
+    joined = logits(np.stack([pack.ids for pack in packs]), position_ids=positions).flatten(0, 1)
+    start = 0
+    for row in rows:
+        (alone,) = logits(row.ids[None])
+        torch.testing.assert_close(joined[start : start + len(row.ids)], alone, rtol=1e-5, atol=1e-5)
+        start += len(row.ids)
 
 
 @torch.no_grad()
@@ -150,10 +173,25 @@ def test_training_lowers_the_loss(config, change):
     assert sum(losses[-3:]) < sum(losses[:3])
 
 
-def test_every_trainable_has_a_gradient_in_the_first_step(config):
-    task = build_task(config)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"gradient_checkpointing": "on"},
+        {"gradient_checkpointing": "on", "lora_targets": "attention", "base_dtype": "bf16"},
+        {"gradient_checkpointing": "on", "tuning": "full"},
+    ],
+    ids=["plain", "checkpointing", "checkpointing, attention only", "checkpointing, full"],
+)
+def test_every_trainable_has_a_gradient_in_the_first_step(config, change):
+    """Layers behind frozen ones get none from a checkpointed forward pass, unless the inputs ask for it."""
+    task = build_task(evolve(config, **change))
     task.loss(next(task.batches())).backward()
-    assert [name for name, p in task.trainable_parameters().items() if p.grad is None] == []
+    parameters = task.trainable_parameters()
+    assert [name for name, p in parameters.items() if p.grad is None] == []
+    # An adapter's B begins at zero, so its A has a gradient of zeros in this one step.
+    moving = [name for name in parameters if "lora_A" not in name]
+    assert [name for name in moving if not parameters[name].grad.any()] == []
 
 
 def test_small_updates_of_a_bf16_base_are_not_rounded_away(config):
@@ -164,6 +202,37 @@ def test_small_updates_of_a_bf16_base_are_not_rounded_away(config):
     step(task, task.batches(), optimizer)
     moved = [name for name, p in parameters.items() if not torch.equal(before[name], p)]
     assert any("lora_B" in name for name in moved)
+
+
+def test_what_is_trained_is_said(config, caplog):
+    with caplog.at_level(logging.INFO, logger="yeto.text.task"):
+        task = build_task(evolve(config, lora_targets="attention"))
+    assert "LoRA r=4 alpha=8 on 16 modules: k_proj, o_proj, q_proj, v_proj" in caplog.text
+    said = task.describe()
+    trained = sum(p.numel() for p in task.trainable_parameters().values())
+    assert said["trainable_parameters"] == trained
+    assert said["trainable_percent"] == pytest.approx(100 * trained / said["parameters"], abs=1e-4)
+
+
+@pytest.mark.parametrize(("tuning", "fits", "expected"), [("lora", 5, 4), ("full", 1, 1)])
+def test_the_probe_takes_real_steps_until_the_device_is_full(config, tuning, fits, expected):
+    task = build_task(evolve(config, tuning=tuning))
+    before = {name: p.detach().clone() for name, p in task.trainable_parameters().items()}
+    tried = []
+
+    def allocate(module, args, options):
+        tried.append(len(options["input_ids"]))
+        if tried[-1] > fits:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    hook = task._model.module.register_forward_pre_hook(allocate, with_kwargs=True)
+    assert probe_micro_batch(task._try_step) == expected
+    hook.remove()
+    assert tried == [2**power for power in range(len(tried))]
+    assert tried[-1] == 2 * expected
+    for name, parameter in task.trainable_parameters().items():
+        assert parameter.grad is None
+        assert torch.equal(parameter, before[name])
 
 
 def test_counts_of_a_batch(config):
@@ -306,8 +375,17 @@ NO_REPLY = [{"messages": [{"role": "user", "content": "Hello?"}]}]
 def test_wrong_rows_are_found_before_the_model_is_loaded(config, write_rows, monkeypatch, change, problem):
     monkeypatch.setattr("yeto.text.task.load_model", lambda config: pytest.fail("loaded the model first"))
     change = {name: write_rows(rows) if isinstance(rows, list) else rows for name, rows in change.items()}
-    with pytest.raises(DataError, match=re.escape(problem)):
+    with pytest.raises((ConfigError, DataError), match=re.escape(problem)):
         build_task(evolve(config, **change))
+
+
+def test_a_template_file_may_begin_with_a_byte_order_mark(config, tmp_path):
+    plain, marked = tmp_path / "plain.jinja", tmp_path / "marked.jinja"
+    text = load_tokenizer(config).chat_template
+    plain.write_text(text, encoding="utf-8")
+    marked.write_text("\ufeff" + text, encoding="utf-8")
+    for path in (plain, marked):
+        assert load_tokenizer(evolve(config, chat_template=str(path))).chat_template == text
 
 
 def test_a_template_that_is_no_text_is_refused(config, tmp_path):

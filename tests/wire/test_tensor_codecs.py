@@ -312,5 +312,8 @@ def test_q4_refuses_a_scale_that_is_no_magnitude(scale):
 
 
 def test_q4_smallest_scale_underflows_to_zero_in_silence():
-    data = struct.pack("<f", 1e-45) + bytes([0x71]) + bytes(127)
-    np.testing.assert_array_equal(q4.decode(data, 2), np.array([0.0, 1e-45], dtype=np.float32))
+    smallest = float(np.float32(1e-45))
+    data = struct.pack("<f", smallest) + bytes([0x71]) + bytes(127)
+    with np.errstate(all="raise"):
+        decoded = q4.decode(data, 2)
+    assert decoded.tolist() == [0.0, smallest]

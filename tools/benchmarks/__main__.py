@@ -66,18 +66,48 @@ def _replay(quick: bool, repeats: int | None = None, records: int | None = None)
     return replay.measure(repeats=_pick(repeats, quick, 2, 5), num_records=_pick(records, quick, 500, 10_000))
 
 
+def _sim(quick: bool, repeats: int | None = None, hours: float | None = None) -> Report:
+    from benchmarks import sim
+
+    usual = 0.02 if quick else 0.5
+    return sim.measure(repeats=_pick(repeats, quick, 2, 3), hours=usual if hours is None else hours)
+
+
 def _merge(quick: bool, repeats: int | None = None, elements: int | None = None) -> Report:
     from benchmarks import merge
 
     chosen = _pick(elements, quick, MIB // 4, 64 * MIB)
-    return merge.measure(repeats=_pick(repeats, quick, 2, 3), elements=chosen, growth_elements=chosen // 16)
+    return merge.measure(repeats=_pick(repeats, quick, 2, 5), elements=chosen, growth_elements=chosen // 16)
 
 
-def _wire(quick: bool, repeats: int | None = None, mib: int | None = None, streams: int = 4) -> Report:
+def _wire(
+    quick: bool,
+    repeats: int | None = None,
+    mib: int | None = None,
+    streams: int = 4,
+    learners: int | None = None,
+) -> Report:
     from benchmarks import wire
 
     return wire.measure(
-        repeats=_pick(repeats, quick, 2, 9), size=_pick(mib, quick, 8, 256) * MIB, num_streams=streams
+        repeats=_pick(repeats, quick, 2, 9),
+        size=_pick(mib, quick, 8, 256) * MIB,
+        num_streams=streams,
+        elements=MIB // 4 if quick else 16 * MIB,
+        learners=_pick(learners, quick, 6, 200),
+        rounds=8 if quick else 60,
+    )
+
+
+def _http(
+    quick: bool, repeats: int | None = None, learners: int | None = None, rounds: int | None = None
+) -> Report:
+    from benchmarks import http
+
+    return http.measure(
+        repeats=_pick(repeats, quick, 2, 5),
+        learners=_pick(learners, quick, 2, 8),
+        rounds=_pick(rounds, quick, 40, 800),
     )
 
 
@@ -87,7 +117,69 @@ def _checkpoint(
     from benchmarks import checkpoint
 
     return checkpoint.measure(
-        repeats=_pick(repeats, quick, 2, 9), elements=_pick(elements, quick, MIB // 4, 8 * MIB), folder=folder
+        repeats=_pick(repeats, quick, 2, 9),
+        elements=_pick(elements, quick, MIB // 4, 8 * MIB),
+        folder=folder,
+        runs=1 if quick else 3,
+        rounds=2 if quick else 16,
+        free_rounds=4 if quick else 40,
+    )
+
+
+def _svd(
+    quick: bool,
+    repeats: int | None = None,
+    devices: str = "cpu:0,cpu:1",
+    jobs: int | None = None,
+    side: int | None = None,
+    mib: int | None = None,
+) -> Report:
+    from benchmarks import svd
+    from yeto.syncer.svd_settings import parse_devices
+
+    return svd.measure(
+        repeats=_pick(repeats, quick, 2, 7),
+        devices=parse_devices(devices),
+        jobs=_pick(jobs, quick, 4, 16),
+        side=_pick(side, quick, 32, 384),
+        size=_pick(mib, quick, 1, 64) * MIB,
+    )
+
+
+def _data(
+    quick: bool,
+    repeats: int | None = None,
+    rows: int | None = None,
+    mib: int | None = None,
+    model: Path | None = None,
+    data: Path | None = None,
+) -> Report:
+    from benchmarks import data as benchmark
+
+    return benchmark.measure(
+        repeats=_pick(repeats, quick, 2, 5),
+        rows=_pick(rows, quick, 200, 3_000),
+        small=(1 if quick else 10) * MIB,
+        large=_pick(mib, quick, 4, 1_000) * MIB,
+        model=model,
+        data=data,
+    )
+
+
+def _learner(
+    quick: bool,
+    repeats: int | None = None,
+    steps: int | None = None,
+    boundaries: int | None = None,
+    model: Path | None = None,
+) -> Report:
+    from benchmarks import learner
+
+    return learner.measure(
+        repeats=_pick(repeats, quick, 2, 10),
+        steps=_pick(steps, quick, 8, 60),
+        boundaries=_pick(boundaries, quick, 400, 10_000),
+        model=model,
     )
 
 
@@ -127,6 +219,20 @@ def replay_command(
     _show(as_document, partial(_replay, quick, repeats, records))
 
 
+@app.command(name="sim")
+def sim_command(
+    *,
+    quick: Quick = False,
+    as_document: Json = False,
+    repeats: Repeats = None,
+    hours: Annotated[
+        float | None, Parameter(validator=validators.Number(gt=0, lte=24), help="Hours of the day.")
+    ] = None,
+) -> None:
+    """Simulator: seconds for a simulated day of 16 learners, and for thirty days of slower steps."""
+    _show(as_document, partial(_sim, quick, repeats, hours))
+
+
 @app.command(name="merge")
 def merge_command(
     *, quick: Quick = False, as_document: Json = False, repeats: Repeats = None, elements: Elements = None
@@ -147,9 +253,29 @@ def wire_command(
     streams: Annotated[
         int, Parameter(validator=validators.Number(gte=1, lte=WAN_STREAMS_MAX), help="Data streams.")
     ] = 4,
+    learners: Annotated[
+        int | None, Parameter(validator=validators.Number(gte=2, lte=1000), help="Size of the crowd.")
+    ] = None,
 ) -> None:
-    """Wire: push and broadcast between two processes over loopback, beside a bare receiver."""
-    _show(as_document, partial(_wire, quick, repeats, mib, streams))
+    """Wire: push and broadcast beside a bare receiver; codecs; a slow reader; a crowd of learners."""
+    _show(as_document, partial(_wire, quick, repeats, mib, streams, learners))
+
+
+@app.command(name="http")
+def http_command(
+    *,
+    quick: Quick = False,
+    as_document: Json = False,
+    repeats: Repeats = None,
+    learners: Annotated[
+        int | None, Parameter(validator=validators.Number(gte=2, lte=1000), help="Learners of a run.")
+    ] = None,
+    rounds: Annotated[
+        int | None, Parameter(validator=validators.Number(gte=8), help="Rounds that are counted.")
+    ] = None,
+) -> None:
+    """Observers: rounds a second of a syncer that is scraped and followed, beside one that is not."""
+    _show(as_document, partial(_http, quick, repeats, learners, rounds))
 
 
 @app.command(name="checkpoint")
@@ -161,14 +287,78 @@ def checkpoint_command(
     elements: Elements = None,
     folder: Folder = Path("runs"),
 ) -> None:
-    """Checkpoint: one changed fragment made durable, beside a plain write and fsync."""
+    """Checkpoint: one fragment made durable, beside a plain write; rounds with it, beside rounds without."""
     _show(as_document, partial(_checkpoint, quick, repeats, elements, folder))
+
+
+@app.command(name="svd")
+def svd_command(
+    *,
+    quick: Quick = False,
+    as_document: Json = False,
+    repeats: Repeats = None,
+    devices: Annotated[str, Parameter(help="Of the workers, as for --iso-worker-devices.")] = "cpu:0,cpu:1",
+    jobs: Annotated[int | None, Parameter(validator=AT_LEAST_ONE, help="Matrices of a sample.")] = None,
+    side: Annotated[int | None, Parameter(validator=AT_LEAST_ONE, help="Columns of a matrix.")] = None,
+    mib: Annotated[
+        int | None, Parameter(name="--mib", validator=AT_LEAST_ONE, help="Size of the matrix in the pipes.")
+    ] = None,
+) -> None:
+    """SVD pool: matrices a second, beside this process; what goes through the pipes, beside bare ones."""
+    _show(as_document, partial(_svd, quick, repeats, devices, jobs, side, mib))
+
+
+@app.command(name="data")
+def data_command(
+    *,
+    quick: Quick = False,
+    as_document: Json = False,
+    repeats: Repeats = None,
+    rows: Annotated[int | None, Parameter(validator=AT_LEAST_ONE, help="Rows of one sample.")] = None,
+    mib: Annotated[
+        int | None,
+        Parameter(name="--mib", validator=validators.Number(gte=10), help="Size of the long file."),
+    ] = None,
+    model: Annotated[Path | None, Parameter(help="Folder with another tokenizer.")] = None,
+    data: Annotated[Path | None, Parameter(help="JSONL file with other rows.")] = None,
+) -> None:
+    """Data: rows into blocks beside the tokenizer alone; the first block and the memory of a long file."""
+    _show(as_document, partial(_data, quick, repeats, rows, mib, model, data))
+
+
+@app.command(name="learner")
+def learner_command(
+    *,
+    quick: Quick = False,
+    as_document: Json = False,
+    repeats: Repeats = None,
+    steps: Annotated[
+        int | None, Parameter(validator=validators.Number(gte=5), help="Optimizer steps of one run.")
+    ] = None,
+    boundaries: Annotated[
+        int | None, Parameter(validator=validators.Number(gte=2), help="Boundaries while memory is watched.")
+    ] = None,
+    model: Annotated[Path | None, Parameter(help="Folder with another model.")] = None,
+) -> None:
+    """Learner: a step with a syncer beside one without; the boundary; memory over many boundaries."""
+    _show(as_document, partial(_learner, quick, repeats, steps, boundaries, model))
 
 
 @app.command(name="all")
 def all_command(*, quick: Quick = False, as_document: Json = False) -> None:
     """All of them, with their usual sizes."""
-    measures: tuple[Callable[..., Report], ...] = (_core, _replay, _merge, _wire, _checkpoint)
+    measures: tuple[Callable[..., Report], ...] = (
+        _core,
+        _replay,
+        _sim,
+        _merge,
+        _svd,
+        _wire,
+        _http,
+        _checkpoint,
+        _data,
+        _learner,
+    )
     _show(as_document, *(partial(measure, quick) for measure in measures))
 
 

@@ -3,6 +3,8 @@
 A commit changes one fragment, so a checkpoint writes one fragment file and a manifest, with an fsync for each
 file and each folder that changed, and removes what is no longer needed. The peer writes the same tensors into
 one file in the same folder and fsyncs it.
+
+What that costs a whole run is in ``benchmarks.checkpoint_rounds``.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
+from benchmarks.checkpoint_rounds import round_figures
 from benchmarks.figures import Report, Target, figure_of
 from benchmarks.timing import rates, take_turns, wall_clock
 from yeto.merge import tensor_digest
@@ -95,13 +98,16 @@ def write_plainly(path: Path, tensors: tuple[torch.Tensor, ...]) -> None:
         os.close(descriptor)
 
 
-def measure(*, repeats: int, elements: int, folder: Path) -> Report:
+def measure(*, repeats: int, elements: int, folder: Path, runs: int, rounds: int, free_rounds: int) -> Report:
     """Measure the checkpoint.
 
     Args:
         repeats: samples of each figure.
         elements: of the fragment that each commit changes; it takes 8 bytes for each.
         folder: on the disk to be measured; made if there is none, and left empty.
+        runs: whole runs of each kind.
+        rounds: global steps of a run with a pace.
+        free_rounds: global steps of a run without.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix="bench-", dir=folder) as scratch:
@@ -114,10 +120,21 @@ def measure(*, repeats: int, elements: int, folder: Path) -> Report:
             lambda: write_plainly(next(plain), (run.params, run.momentum)),
             clock=wall_clock,
         )
+    run_elements = elements // 4
+    rows = round_figures(
+        repeats=runs, elements=run_elements, rounds=rounds, free_rounds=free_rounds, folder=folder
+    )
     return Report(
         benchmark="checkpoint",
-        what=f"one fragment of {FRAGMENTS} changed; wall seconds until all is fsynced",
-        settings={"fragment_bytes": 8 * elements, "repeats": repeats},
+        what=f"one fragment of {FRAGMENTS} changed, until all is fsynced; then whole runs. Wall seconds",
+        settings={
+            "fragment_bytes": 8 * elements,
+            "repeats": repeats,
+            "fragment_bytes_of_a_run": 8 * run_elements,
+            "runs": runs,
+            "rounds": rounds,
+            "unthrottled_rounds": free_rounds,
+        },
         figures=(
             figure_of(
                 "checkpoint_mb_per_second",
@@ -128,5 +145,6 @@ def measure(*, repeats: int, elements: int, folder: Path) -> Report:
                 peer_values=rates(8e-6 * elements, theirs),
                 target=THROUGHPUT,
             ),
+            *rows,
         ),
     )

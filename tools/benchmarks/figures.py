@@ -83,6 +83,8 @@ class Report:
     """One sentence: what was measured, in which seconds."""
     settings: dict[str, Number]
     figures: tuple[Figure, ...]
+    notes: tuple[str, ...] = ()
+    """What is missing, and why."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain JSON values; figures by their key."""
@@ -94,6 +96,7 @@ class Report:
                 figure.key: {**asdict(figure, filter=lambda a, _: a.name != "key"), "reached": figure.reached}
                 for figure in self.figures
             },
+            "notes": list(self.notes),
         }
 
 
@@ -173,6 +176,8 @@ def print_table(report: Report) -> None:
     for figure in report.figures:
         table.add_row(*_row(figure))
     _console().print(f"\n{report.benchmark}: {report.what}\n({settings})", table)
+    for note in report.notes:
+        _console().print(note, markup=False)
 
 
 def _console() -> Console:

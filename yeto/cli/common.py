@@ -7,7 +7,9 @@ that nobody foresaw, too: they know no remedy, but they need not bury their caus
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import signal
 import sys
 import tomllib
@@ -15,12 +17,13 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from yeto.errors import ConfigError, YetoError
 
 if TYPE_CHECKING:
-    from cyclopts import App
+    from cyclopts import App, CycloptsError
+    from cyclopts.argument import ArgumentCollection
 
 INTERRUPTED = 130
 """Exit code of a process that a second Ctrl-C ended at once (128 + SIGINT)."""
@@ -67,6 +70,7 @@ def run_app(
     Returns:
         What the command returned (None counts as 0), or the exit code of the error that ended it.
     """
+    _show_what_stdout_cannot()
     words = list(tokens)
     debug = "--debug" in words or os.environ.get("YETO_DEBUG", "") not in ("", "0")
     config_path = None
@@ -83,14 +87,15 @@ def run_app(
             _check_config_file(Path(config_path), table)
             roots = () if table is None else (table,)
             sources.append(Toml(config_path, root_keys=roots, use_commands_as_keys=table is None))
-        app.config = sources
+        # Last, so that it sees what every source before it said.
+        app.config = [*sources, refuse_fractions]
         # It would end the process in silence.
         app.suppress_keyboard_interrupt = False
         try:
             result = app(words, exit_on_error=False, print_error=False, result_action="return_value")
         except CycloptsError as error:
-            message = " ".join(str(error).split())
-            raise ConfigError(f"{message} (see {' '.join(app.name)} --help)") from error
+            command = " ".join([*app.name, *(error.command_chain or ())])
+            raise ConfigError(f"{_in_our_words(error)} (see {command} --help)") from error
         return int(result or 0)
     except YetoError as error:
         return fail(error, debug=debug)
@@ -105,6 +110,48 @@ def run_app(
         if debug:
             traceback.print_exception(error)
         return fail(unforeseen(error))
+
+
+def _in_our_words(error: CycloptsError) -> str:
+    """Return what was wrong with a command line, in one line and without the names of Python's types."""
+    from cyclopts import CoercionError, MissingArgumentError
+
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        if error.keyword is not None:
+            return f"{error.keyword} needs a value"
+        return f"{error.argument.name} is missing"
+    message = " ".join(str(error).split())
+    if isinstance(error, CoercionError):
+        message = re.sub(r"\|Literal\[(\w+)\]", r" or \1", message)
+    return message
+
+
+def _show_what_stdout_cannot() -> None:
+    """Have characters escaped that the terminal's encoding lacks, as on stderr: a path may hold any."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def refuse_fractions(app: App, commands: Sequence[str], arguments: ArgumentCollection) -> None:
+    """Refuse 1.5 for a whole number, which cyclopts would round to 2; it goes among the sources of an app.
+
+    Raises:
+        CycloptsError: a flag has such a value.
+    """
+    from cyclopts import CycloptsError
+
+    for argument in arguments:
+        if int in (argument.hint, *get_args(argument.hint)):
+            for token in argument.tokens:
+                if "." in token.value and not _is_whole(token.value):
+                    raise CycloptsError(msg=f"{argument.name} {token.value}: must be a whole number")
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        return float(text).is_integer()
+    except ValueError:
+        return True  # no number at all, which is refused in better words
 
 
 def _check_config_file(path: Path, table: str | None) -> None:
@@ -146,5 +193,11 @@ def fail(error: YetoError, *, debug: bool = False) -> int:
     """Print an error as one line (with ``debug`` after its traceback); return its exit code."""
     if debug:
         traceback.print_exception(error)
-    print(f"yeto: {' '.join(str(error).split())}", file=sys.stderr)
+    text = " ".join(str(error).split())
+    if not text.isprintable():
+        # It quotes a file name or a tape, and those may hold what a terminal would act upon.
+        from yeto.tape import printable
+
+        text = printable(text)
+    print(f"yeto: {text}", file=sys.stderr)
     return error.exit_code

@@ -54,6 +54,11 @@ def export_command(
 ) -> int:
     """Write the model that a checkpoint holds."""
     silence_libraries()
+    from yeto.text.export_place import free_place, require_checkpoint
+
+    # Before the libraries are loaded, which takes many seconds on a slow disk.
+    free_place(output_dir, checkpoint, model, overwrite=overwrite)
+    require_checkpoint(checkpoint)
     from yeto.text.export import export
 
     with sigterm_unwinds():

@@ -8,6 +8,7 @@ with its own words; Ctrl-C stops the syncer first, so that it checkpoints, and t
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -18,10 +19,12 @@ import trio
 from attrs import field, frozen
 
 from yeto.cli.children import Child
-from yeto.errors import YetoError
-from yeto.view.follow import TapeFollower
-from yeto.view.live import JsonLog, LearnerPulse, plain_line, table
-from yeto.view.run import RunView
+from yeto.core.decisions import SessionOpened
+from yeto.errors import TapeError, YetoError
+from yeto.tape import read
+from yeto.view.follow import Watcher
+from yeto.view.live import plain_line, screen
+from yeto.view.model import Moment
 
 STOPPED = 4
 """Exit code of a run that ended before the final cut."""
@@ -38,6 +41,11 @@ STOP_SECONDS = 15.0
 PLAIN_LINE_SECONDS = 5.0
 """Time between two printed lines where nothing can be redrawn."""
 
+SCREEN_SECONDS = 0.5
+"""Time between two looks where the screen is redrawn."""
+
+STARTING = "the syncer is starting"
+
 
 @frozen(kw_only=True)
 class LocalRun:
@@ -50,6 +58,7 @@ class LocalRun:
     """Flags of the syncer beyond place and start mode."""
     learner_words: Callable[[int], Sequence[str]]
     """Flags of learner i beyond the syncer's address and the log."""
+    ready_seconds: float = READY_SECONDS
     say: Callable[[str], None] = field(default=partial(print, flush=True))
 
     @property
@@ -66,6 +75,16 @@ class LocalRun:
     def logs(self) -> Path:
         """Folder of what the children print."""
         return self.folder / "logs"
+
+    def began(self) -> bool:
+        """Tell whether there is anything to go on with: a checkpoint, or a session on the tape."""
+        if self.checkpoint.exists():
+            return True
+        try:
+            return any(isinstance(record.body, SessionOpened) for record in read(self.tape))
+        except TapeError:
+            # None is there, or it ends before its header; one with anything else in it is kept.
+            return self.tape.exists() and self.tape.stat().st_size > 0
 
     def train(self) -> int:
         """Run until the final cut; return 0, or 4 when a signal stopped it before.
@@ -97,10 +116,8 @@ class _Fleet:
             for learner in range(run.num_learners)
         ]
         self._stopping = False
-        self._view = RunView()
-        self._tape = TapeFollower(run.tape)
-        self._pulses = {learner: LearnerPulse() for learner in range(run.num_learners)}
-        self._json_logs = {learner: JsonLog(self._json_log(learner)) for learner in range(run.num_learners)}
+        # The tape has the same writer also while that is started again.
+        self._watcher = Watcher(run.tape, running=lambda _: True)
 
     async def run(self) -> int:
         for learner in range(self._run.num_learners):
@@ -116,7 +133,6 @@ class _Fleet:
             with trio.CancelScope(shield=True):
                 for child in (self._syncer, *self._learners):
                     await child.stop(STOP_SECONDS)
-        self._look()
         return code
 
     async def _live(self) -> int:
@@ -164,7 +180,7 @@ class _Fleet:
         """Start the syncer and learn its port; False when a signal ended it before."""
         self._ready_file.unlink(missing_ok=True)
         self._syncer.start(self._syncer_command(resume=resume))
-        with trio.move_on_after(READY_SECONDS):
+        with trio.move_on_after(self._run.ready_seconds):
             while not self._ready_file.exists():
                 if not self._syncer.running:
                     code = await self._syncer.wait()
@@ -175,7 +191,9 @@ class _Fleet:
             # A syncer that is started again takes the same port, so that its learners find it.
             self._port = json.loads(self._ready_file.read_text(encoding="utf-8"))["port"]
             return True
-        raise YetoError(f"the syncer is not ready after {READY_SECONDS:.0f} s; its log is {self._syncer.log}")
+        raise YetoError(
+            f"the syncer is not ready after {self._run.ready_seconds:.0f} s; its log is {self._syncer.log}"
+        )
 
     def _syncer_command(self, *, resume: bool) -> list[str]:
         words = ["run", "--role=syncer", f"--port={self._port}", f"--ready-file={self._ready_file}"]
@@ -210,22 +228,21 @@ class _Fleet:
             said = ""
             while True:
                 await trio.sleep(PLAIN_LINE_SECONDS)
-                self._look()
-                line = plain_line(self._view, self._pulses)
+                moment = self._look()
+                line = STARTING if moment is None else plain_line(moment)
                 if line != said:
                     self._run.say(line)
                 said = line
         from rich.live import Live
 
-        with Live(table(self._view, self._pulses), auto_refresh=False) as live:
+        with Live(STARTING, auto_refresh=False) as live:
             while True:
-                self._look()
-                live.update(table(self._view, self._pulses), refresh=True)
-                await trio.sleep(0.5)
+                moment = self._look()
+                if moment is not None:
+                    size = shutil.get_terminal_size()
+                    live.update(screen(moment, size.columns, size.lines), refresh=True)
+                await trio.sleep(SCREEN_SECONDS)
 
-    def _look(self) -> None:
-        for record in self._tape.poll():
-            self._view.feed(record)
-        for learner, log in self._json_logs.items():
-            for entry in log.poll():
-                self._pulses[learner].feed(entry)
+    def _look(self) -> Moment | None:
+        self._watcher.look()
+        return self._watcher.moment()

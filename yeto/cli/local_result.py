@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from yeto.errors import DataError
+from yeto.errors import ConfigError
 
 if TYPE_CHECKING:
     from yeto.learner.task import Evaluation
@@ -26,7 +26,8 @@ def hold_out(config: TextConfig, folder: Path) -> tuple[Path, Path]:
         folder: where ``train.jsonl`` and ``heldout.jsonl`` are written.
 
     Raises:
-        DataError: the source cannot be read, or would have no row left to train on.
+        ConfigError: there is no such source, or it would have no row left to train on.
+        DataError: a row cannot be read.
     """
     from yeto.text.rows import Cursor, open_source
 
@@ -43,7 +44,7 @@ def hold_out(config: TextConfig, folder: Path) -> tuple[Path, Path]:
                 file.write(_line(tail.popleft()))
                 kept += 1
     if kept == 0:
-        raise DataError(
+        raise ConfigError(
             f"--data {config.data}: {len(tail)} rows, and --eval-rows {config.eval_rows} would hold out "
             "all of them; lower --eval-rows or name other rows with --eval-data"
         )

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-
-from cyclopts import App
+from typing import TYPE_CHECKING
 
 from yeto import __version__
-from yeto.cli.common import run_app
+from yeto.cli.common import fail, run_app
+from yeto.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cyclopts import App
 
 HELP = """Fine-tune models across cheap, unreliable, far-apart GPU machines.
 
@@ -22,15 +25,39 @@ decision on a tape. It can lose anybody, itself too, without losing the run.
 First steps: yeto run --role local --learners 2 --model MODEL --data rows.jsonl
 """
 
+SIMULATE_EXAMPLES = """
+A day of 16 learners on spot machines, each preempted every 6 hours:
+
+    yeto simulate --learners 16 --mean-up-hours 6 --repair-minutes 5
+
+Which quorum, which grace? Each combination with three seeds, as table and picture:
+
+    yeto simulate --learners 8 --mean-up-hours 6 --duration 6h \\
+        --sweep quorum=1,4,8 --sweep grace-ms=0,1000 --seeds 3 --plot sweep.svg
+
+Two of four learners slower and behind a thin link; keep the tape, and read it:
+
+    yeto simulate --learners 4 --learner "count=2,step-seconds=1.5,up-mbps=20" \\
+        --total-steps 400 --event-tape sim.jsonl
+    yeto replay sim.jsonl
+
+How near do the models come to what was published?
+
+    yeto simulate --published
+"""
+
 
 def build() -> App:
     """Return the app with every command, none of them imported yet."""
+    # Not above: Ctrl-C is answered in a line only once the command line is read.
+    from cyclopts import App
+
     # The plain formatter loads half as much as the framed one.
     app = App(name="yeto", help=HELP, version=__version__, help_format="plaintext", help_formatter="plain")
     app.command(
         "yeto.cli.run:run_command",
         name="run",
-        help="Run a syncer, a learner, or a whole training on this machine (--role local).",
+        help="Run a syncer, a learner, or all on one machine (--role local).",
         # The role decides which flags there are, so the role's own app parses (and explains) them.
         help_flags=[],
         version_flags=[],
@@ -41,13 +68,42 @@ def build() -> App:
         help="Re-step a tape, verify every decision, and say what happened.",
         help_formatter="default",
     )
-    app.command("yeto.cli.keys:keys_app", name="keys", help="Make the key that learners authenticate with.")
+    app.command(
+        "yeto.cli.status:status_command",
+        name="status",
+        help="Show what a run is doing: learners, rounds, what is waited for.",
+        help_formatter="default",
+    )
+    app.command(
+        "yeto.cli.report:report_command",
+        name="report",
+        help="Show a run as one HTML page that needs no network.",
+        help_formatter="default",
+    )
+    app.command(
+        "yeto.cli.dashboard:dashboard_command",
+        name="dashboard",
+        help="Show a run in a browser as it goes on.",
+        help_formatter="default",
+    )
+    app.command(
+        "yeto.cli.simulate:simulate_command",
+        name="simulate",
+        help="Choose settings before paying: the coordinator itself on a simulated fleet.",
+        help_epilogue=SIMULATE_EXAMPLES,
+        help_formatter="default",
+    )
+    app.command("yeto.cli.checkpoint:checkpoint_app", name="checkpoint", help="Look into checkpoints.")
+    app.command("yeto.cli.keys:keys_app", name="keys", help="Make keys and certificates.")
     return app
 
 
 def main(tokens: Sequence[str] | None = None) -> None:
     """Entry point of the ``yeto`` script; exits with the command's code."""
     words = sys.argv[1:] if tokens is None else tokens
+    if words[:1] == ["export"]:
+        # A program of its own; the nearest command by its letters would be "report".
+        sys.exit(fail(ConfigError("the command is yeto-export, in one word (see yeto-export --help)")))
     # A role reads its own flags, and its own table of the --config file.
     sys.exit(run_app(build, words, passing_on=("run",)))
 

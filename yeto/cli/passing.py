@@ -15,7 +15,7 @@ from cyclopts import Group, Parameter
 from docstring_parser import parse_from_object
 
 
-def flags_without(flags: type[Any], left_out: Collection[str], *, name: str, group: str) -> type[Any]:
+def flags_without(flags: type[Any], left_out: Collection[str], *, name: str, group: str | Group) -> type[Any]:
     """Return a class with the flags of another, except those that the caller decides itself.
 
     Args:
@@ -26,8 +26,12 @@ def flags_without(flags: type[Any], left_out: Collection[str], *, name: str, gro
     """
     hints = get_type_hints(flags, include_extras=True)
     # Docstrings of fields are found in the source, which the new class does not have.
-    explained = {entry.arg_name: entry.description for entry in parse_from_object(flags).params}
-    heading = Group(group)
+    explained = {
+        entry.arg_name: entry.description
+        for base in reversed(flags.__mro__[:-1])
+        for entry in parse_from_object(base).params
+    }
+    heading = group if isinstance(group, Group) else Group(group)
     fields = {}
     for field in attrs.fields(flags):
         if field.name in left_out:

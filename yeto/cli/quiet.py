@@ -54,13 +54,14 @@ class _Lines(logging.Formatter):
         return f"{self._who}: {level}{super().format(record)}"
 
 
-def configure_logging(who: str) -> None:
+def configure_logging(who: str, *, is_head: bool = True) -> None:
     """Have our own records printed to stderr from INFO on, everybody else's from ERROR on.
 
     Args:
         who: stands in front of every line.
+        is_head: of several ranks one says what they all have to say; the others their errors only.
     """
     handler = StderrHandler()
     handler.setFormatter(_Lines(who))
     logging.basicConfig(level=logging.ERROR, handlers=[handler], force=True)
-    logging.getLogger("yeto").setLevel(logging.INFO)
+    logging.getLogger("yeto").setLevel(logging.INFO if is_head else logging.ERROR)

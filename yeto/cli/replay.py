@@ -1,7 +1,7 @@
 """``yeto replay``: proves that a tape follows the rules, then says what happened on it.
 
-Each flag is one pass over the tape in constant memory: every line is verified by the replayer, and handed
-on to whatever was asked for. Needs neither the model nor the tensors.
+Each flag is one pass over the tape: every line is verified by the replayer, and handed on to whatever was
+asked for. Needs neither the model nor the tensors, and what only one flag needs is imported for that flag.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 from cyclopts import Parameter
 
-from yeto.cli.replay_checkpoint import manifest_differences
+from yeto.cli.replay_checkpoint import check_checkpoint
 from yeto.cli.replay_print import (
     print_difference,
     print_divergence,
@@ -23,14 +23,13 @@ from yeto.cli.replay_print import (
     print_summary,
     verdict_json,
 )
-from yeto.core import State
+from yeto.cli.replay_round import RoundTeller, tell_round
 from yeto.core.decisions import SessionEnded
 from yeto.core.events import SessionResumed
 from yeto.errors import ConfigError, TapeError
 from yeto.tape import (
     Record,
     Replayer,
-    RoundStory,
     Summary,
     complete_lines,
     find_restarts,
@@ -41,6 +40,9 @@ from yeto.tape import (
 
 FOLLOW_SECONDS = 0.5
 """How often ``--follow`` looks for new records: often enough for eyes, too seldom to burden a disk."""
+
+TOGETHER = ({"--round", "--follow"}, {"--round", "--what-if"})
+"""Questions that may be asked at a time: of what is followed or decided anew, only that of one round."""
 
 
 def replay_command(
@@ -55,18 +57,39 @@ def replay_command(
         int | None, Parameter(name="--round", help="Tell the story of one round, record by record.")
     ] = None,
     checkpoint: Annotated[
-        Path | None, Parameter(help="Check that this checkpoint is what the tape says it is.")
+        Path | None, Parameter(help="Check that this checkpoint, files and all, is what the tape says it is.")
     ] = None,
-    diff: Annotated[Path | None, Parameter(help="Show the first record where another tape differs.")] = None,
+    what_if: Annotated[
+        str | None,
+        Parameter(
+            help="Decide every attempt anew under another policy, such as grace-ms=0,quorum=1: when it would "
+            "have been sealed, and with whom."
+        ),
+    ] = None,
+    diff: Annotated[
+        Path | None,
+        Parameter(
+            help="Show the first record where another tape differs: a copy, or a simulation of the same "
+            "seed. Other runs differ from the start."
+        ),
+    ] = None,
     follow: Annotated[
         bool, Parameter(negative=(), help="Print and verify records as they are written, until the end.")
     ] = False,
+    tensors: Annotated[
+        Path | None,
+        Parameter(help="Execute every merge again from this recording (--record-payloads of the syncer)."),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        Parameter(help="Threads of --tensors; the results do not depend on their number. Default: 1."),
+    ] = None,
     as_json: Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON, for programs.")] = False,
 ) -> int:
     """Re-step a tape, verify every decision, and say what happened.
 
     The exit code is 0 when every decision follows from its events and 1 when one does not, when the tape is
-    damaged, or when what it was compared with (--checkpoint, --diff) differs.
+    damaged, or when what it was compared with (--checkpoint, --diff, --tensors) differs.
     """
     given = {
         "--state": show_state,
@@ -74,22 +97,42 @@ def replay_command(
         "--checkpoint": checkpoint is not None,
         "--diff": diff is not None,
         "--follow": follow,
+        "--tensors": tensors is not None,
+        "--what-if": what_if is not None,
     }
     asked = [flag for flag, is_given in given.items() if is_given]
-    if len(asked) > 1:
+    if len(asked) > 1 and set(asked) not in TOGETHER:
         raise ConfigError(f"{asked[0]} and {asked[1]}: ask for one of them at a time")
-    if until is not None and (diff is not None or follow):
-        raise ConfigError(f"--until does not go with {asked[0]}")
+    if until is not None and follow:
+        raise ConfigError("--until does not go with --follow")
+    if until is not None and until < 0:
+        raise ConfigError(f"--until {until}: records are numbered from 0")
+    if round_step is not None and round_step < 1:
+        raise ConfigError(f"--round {round_step}: rounds are numbered from 1")
+    if threads is not None and tensors is None:
+        raise ConfigError(f"--threads {threads} goes with --tensors")
     if diff is not None:
-        return _diff(path, diff, as_json=as_json)
+        return _diff(path, diff, until, as_json=as_json)
     if follow:
-        return _follow(path, as_json=as_json)
+        return _follow(path, round_step, as_json=as_json)
     replayer = Replayer(str(path))
     records = _verified(path, replayer, until)
+    if what_if is not None:
+        from yeto.cli.replay_what_if import decide_anew
+
+        return decide_anew(path, records, replayer, what_if, step=round_step, as_json=as_json)
     if round_step is not None:
-        return _tell_round(path, records, replayer, round_step, as_json=as_json)
+        restarts = find_restarts(path, until=until)
+        return tell_round(path, records, replayer, round_step, restarts=restarts, as_json=as_json)
     if checkpoint is not None:
-        return _check_checkpoint(path, records, replayer, checkpoint, as_json=as_json)
+        return check_checkpoint(path, records, replayer, checkpoint, as_json=as_json)
+    if tensors is not None:
+        # Imported here: nothing else of this command needs torch.
+        from yeto.cli.replay_tensors import check_tensors
+
+        return check_tensors(
+            path, records, replayer, tensors, threads=1 if threads is None else threads, as_json=as_json
+        )
     if show_state:
         return _show_state(path, records, replayer, as_json=as_json)
     summary = Summary(find_restarts(path, until=until))
@@ -129,73 +172,54 @@ def _show_state(path: Path, records: Iterator[Record], replayer: Replayer, *, as
     return 0
 
 
-def _tell_round(
-    path: Path, records: Iterator[Record], replayer: Replayer, step: int, *, as_json: bool
-) -> int:
-    story = RoundStory(step)
-    for record in records:
-        if story.concerns(record):
-            print_record(record, as_json=as_json)
-    if replayer.divergence is not None:
-        return print_divergence(path, replayer, as_json=as_json)
-    if not story.found:
-        raise ConfigError(f"--round {step}: no attempt of it was opened; {replayer.state.step} are committed")
-    return 0
-
-
-def _check_checkpoint(
-    path: Path, records: Iterator[Record], replayer: Replayer, checkpoint: Path, *, as_json: bool
-) -> int:
-    # Imported here: nothing else of this command needs what a manifest is checked with.
-    from yeto.state import read_manifest
-
-    manifest = read_manifest(checkpoint)
-    reached: State | None = None
-    for _ in records:
-        # The last time that the tape was at this step; the times before it are superseded.
-        if replayer.state.step == manifest.step:
-            reached = replayer.state
-    if replayer.divergence is not None:
-        return print_divergence(path, replayer, as_json=as_json)
-    if reached is None:
-        wrong = [f"the checkpoint is of step {manifest.step}, the tape ends at step {replayer.state.step}"]
-    else:
-        wrong = manifest_differences(manifest, reached)
-    if as_json:
-        print_json({"checkpoint": str(checkpoint), "step": manifest.step, "differences": wrong})
-    elif wrong:
-        print(f"{checkpoint}: not what the tape says")
-        print("\n".join(f"  {sentence}" for sentence in wrong))
-    else:
-        print(f"{checkpoint}: step {manifest.step}, versions, digests and ledger are what the tape says")
-    return 1 if wrong else 0
-
-
-def _diff(left: Path, right: Path, *, as_json: bool) -> int:
-    difference = first_difference(left, right)
+def _diff(left: Path, right: Path, until: int | None, *, as_json: bool) -> int:
+    difference = first_difference(left, right, until=until)
     print_difference(left, right, difference, as_json=as_json)
     return 0 if difference is None else 1
 
 
-def _follow(path: Path, *, as_json: bool, sleep: Callable[[float], None] = time.sleep) -> int:
-    """Print and verify records as they come, until the session ends (or Ctrl-C)."""
+def _is_still(file: BinaryIO, path: Path) -> bool:
+    """Return whether an open file is what stands at a path: it may have been moved, removed or replaced."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _follow(
+    path: Path,
+    step: int | None = None,
+    *,
+    as_json: bool,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Print and verify records as they come (all, or of one round) until the session ends, or Ctrl-C."""
     replayer = Replayer(str(path))
+    teller = None if step is None else RoundTeller(step, as_json=as_json)
     done = 0
     ended = False
     with open_tape(path) as file:
         while True:
             if os.fstat(file.fileno()).st_size < done:
                 raise TapeError(f"{path}: records that were read are gone again: its writer failed")
+            if not _is_still(file, path):
+                raise TapeError(f"{path}: the tape that was followed is no longer there: follow the new one")
             # A torn tail is read again from its beginning: the rest may be on its way.
             file.seek(done)
             for line in complete_lines(file, str(path)):
                 done += len(line)
                 record = replayer.feed(line)
-                print_record(record, as_json=as_json)
+                if teller is None:
+                    print_record(record, as_json=as_json)
+                else:
+                    teller.feed(record)
                 if replayer.divergence is not None:
                     return print_divergence(path, replayer, as_json=as_json)
                 if isinstance(record.body, SessionEnded | SessionResumed):
                     ended = isinstance(record.body, SessionEnded)
             if ended and replayer.due == 0:
-                return 0
+                break
             sleep(FOLLOW_SECONDS)
+    if teller is not None:
+        teller.finish(replayer.state)
+    return 0

@@ -1,14 +1,81 @@
-"""Whether a checkpoint is what the tape says it is: by its manifest alone, without a tensor."""
+"""``yeto replay --checkpoint``: whether a checkpoint is what the tape says it is.
+
+The manifest is held against the coordinator's state, and the files against the manifest: their values are
+read, one fragment at a time, and must have the digests that stand there. Needs numpy, but no tensor library.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from yeto.cli.replay_print import print_divergence, print_json
 from yeto.core import State
 from yeto.core.values import LedgerEntry
+from yeto.errors import CheckpointError
+from yeto.tape import Record, Replayer
 
 if TYPE_CHECKING:
     from yeto.state import Manifest
+
+
+def check_checkpoint(
+    path: Path, records: Iterator[Record], replayer: Replayer, checkpoint: Path, *, as_json: bool
+) -> int:
+    """Hold a checkpoint against a tape while that is verified; say what differs.
+
+    Args:
+        path: the tape.
+        records: its records as they are verified.
+        replayer: what verifies them.
+        checkpoint: its folder, whose newest manifest counts, or a manifest.
+        as_json: print JSON.
+
+    Returns:
+        0 when everything agrees, else 1.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or its manifest cannot be read.
+    """
+    # Imported here: nothing else of this command needs what a manifest is checked with.
+    from yeto.state import read_manifest
+
+    manifest = read_manifest(checkpoint)
+    reached: State | None = None
+    for _ in records:
+        # The last time that the tape was at this step; the times before it are superseded.
+        if replayer.state.step == manifest.step:
+            reached = replayer.state
+    if replayer.divergence is not None:
+        return print_divergence(path, replayer, as_json=as_json)
+    if reached is None:
+        wrong = [f"the checkpoint is of step {manifest.step}, the tape ends at step {replayer.state.step}"]
+    else:
+        wrong = manifest_differences(manifest, reached)
+    wrong += damaged_files(manifest, checkpoint if checkpoint.is_dir() else checkpoint.parent)
+    if as_json:
+        print_json({"checkpoint": str(checkpoint), "step": manifest.step, "differences": wrong})
+    elif wrong:
+        print(f"{checkpoint}: not what the tape says")
+        print("\n".join(f"  {sentence}" for sentence in wrong))
+    else:
+        print(f"{checkpoint}: step {manifest.step}, versions, digests and ledger are what the tape says")
+        print(f"{checkpoint}: {len(manifest.fragments)} fragment files have these digests")
+    return 1 if wrong else 0
+
+
+def damaged_files(manifest: Manifest, folder: Path) -> list[str]:
+    """Return one sentence for each file of a checkpoint that is not what its manifest says."""
+    from yeto.state import read_fragment
+
+    wrong = []
+    for entry in manifest.fragments:
+        try:
+            read_fragment(folder, entry)
+        except CheckpointError as error:
+            wrong.append(str(error))
+    return wrong
 
 
 def manifest_differences(manifest: Manifest, state: State) -> list[str]:

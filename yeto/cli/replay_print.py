@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 def print_record(record: Record, *, as_json: bool) -> None:
     """Print one record on one line, at once: somebody may be following."""
-    print(json.dumps(_record_json(record)) if as_json else describe(record), flush=True)
+    print(json.dumps(record_json(record)) if as_json else describe(record), flush=True)
 
 
 def verdict_json(path: Path, replayer: Replayer) -> dict[str, Any]:
@@ -66,8 +66,8 @@ def print_difference(left: Path, right: Path, difference: Difference | None, *, 
             {
                 "equal": difference is None,
                 "line": difference.line if difference else None,
-                "left": _record_json(sides[0]) if sides[0] else None,
-                "right": _record_json(sides[1]) if sides[1] else None,
+                "left": record_json(sides[0]) if sides[0] else None,
+                "right": record_json(sides[1]) if sides[1] else None,
             }
         )
     elif difference is None:
@@ -112,7 +112,7 @@ def print_summary(summary: Summary, replayer: Replayer) -> None:
     if refusals:
         print("\nrefused")
     for what, refusal in refusals:
-        print(printable(f"  {what} {refusal.count} times, the last in record {refusal.seq}: {refusal.why}"))
+        print(printable(f"  {what} {_times(refusal.count)}, the last in record {refusal.seq}: {refusal.why}"))
 
 
 def _facts(summary: Summary, replayer: Replayer) -> list[tuple[str, str]]:
@@ -121,10 +121,11 @@ def _facts(summary: Summary, replayer: Replayer) -> list[tuple[str, str]]:
     if summary.ended is not None:
         end = f"ended with exit code {summary.ended.exit_code}: {summary.ended.why}"
     elif replayer.due:
-        end = f"not ended; {replayer.due} decisions of the last event are still to come"
+        due = "1 decision" if replayer.due == 1 else f"{replayer.due} decisions"
+        end = f"not ended; {due} of the last event still to come"
     else:
         end = "not ended"
-    rounds = f"{summary.step} of {config.total_steps} committed"
+    rounds = f"{summary.step} of {replayer.state.target} committed"
     if summary.no_ops:
         rounds += f", {summary.no_ops} without effect (all weights were 0)"
     if summary.superseded:
@@ -133,7 +134,7 @@ def _facts(summary: Summary, replayer: Replayer) -> list[tuple[str, str]]:
     return [
         ("session", f"{header.session_id}, Yeto {header.software_version}, {header.wall_clock}"),
         ("", f"{config.num_learners} learners, quorum {config.quorum}, {fragments}, {summary.at:.1f} s"),
-        *(("", f"restarted at {event.at:.1f} s from step {event.step}") for event in summary.restarts),
+        *(("", sentence) for sentence in _restarts(summary)),
         ("", end),
         ("rounds", rounds),
         (
@@ -146,10 +147,26 @@ def _facts(summary: Summary, replayer: Replayer) -> list[tuple[str, str]]:
         ("merge", _spread(summary.merge_seconds)),
         (
             "staleness",
-            ", ".join(f"{value}: {count} pushes" for value, count in sorted(summary.staleness.items()))
+            ", ".join(
+                f"{value}: {count} {'push' if count == 1 else 'pushes'}"
+                for value, count in sorted(summary.staleness.items())
+            )
             or "-",
         ),
     ]
+
+
+def _restarts(summary: Summary) -> list[str]:
+    """Return one sentence for each restart: from where, and after what."""
+    sentences = []
+    for event, ended in zip(summary.restarts, summary.endings, strict=True):
+        after = "it was cut off" if ended is None else f"exit code {ended.exit_code}: {ended.why}"
+        sentences.append(f"restarted at {event.at:.1f} s from step {event.step}, after {after}")
+    return sentences
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _learner_table(summary: Summary) -> str:
@@ -171,9 +188,18 @@ def _learner_table(summary: Summary) -> str:
                 str(row.joins),
             )
         )
+    return aligned(rows)
+
+
+def aligned(rows: Sequence[Sequence[str]], *, left: Collection[int] = ()) -> str:
+    """Return rows of cells as text; columns stand to the right, but for those in ``left``."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
+        "  ".join(
+            cell.ljust(width) if index in left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
     )
 
 
@@ -181,7 +207,7 @@ def _spread(spread: Spread) -> str:
     if spread.count == 0:
         return "-"
     mean = spread.total / spread.count
-    return f"{spread.count} times, mean {mean:.3g} s, {spread.least:.3g} to {spread.most:.3g} s"
+    return f"{_times(spread.count)}, mean {mean:.3g} s, {spread.least:.3g} to {spread.most:.3g} s"
 
 
 def _divergence_json(divergence: Divergence) -> dict[str, Any]:
@@ -195,7 +221,8 @@ def _divergence_json(divergence: Divergence) -> dict[str, Any]:
     }
 
 
-def _record_json(record: Record) -> dict[str, Any]:
+def record_json(record: Record) -> dict[str, Any]:
+    """Return a record as JSON values, in the order of its line."""
     cause = {} if record.because is None else {"because": record.because}
     return {
         "seq": record.seq,

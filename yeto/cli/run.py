@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ from cyclopts import App, Parameter
 
 from yeto.cli.common import run_app, take_flag
 from yeto.errors import ConfigError
+from yeto.learner.ranks import LAUNCHED
 
 ROLES: dict[str, tuple[str, str, str]] = {
     "local": (
@@ -41,9 +43,11 @@ def run_command(
                 print(f"  --role {name:<8} {text}")
             print("\nyeto run --role ROLE --help lists the flags of a role.")
             return 0 if words else 2
-        raise ConfigError(f"yeto run: say which part to run with --role {' | '.join(ROLES)}")
+        raise ConfigError(f"say which part to run with --role {' | '.join(ROLES)}")
     if role not in ROLES:
         raise ConfigError(f"--role {role}: must be one of {', '.join(ROLES)}")
+    if role != "learner" and LAUNCHED in os.environ:
+        raise ConfigError(f"--role {role} is one process; torchrun is for --role learner")
     return run_app(lambda: _role_app(role), words, table=role)
 
 

@@ -6,30 +6,32 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-from attrs import frozen
-from cyclopts import Group, Parameter
+from attrs import evolve, frozen
+from cyclopts import Parameter
 
+from yeto.cli.learner_text_flags import EXCHANGE, LOOP, RUN, TextFlags
 from yeto.cli.quiet import configure_logging, silence_libraries
+from yeto.errors import ConfigError
 from yeto.learner.config import LearnerConfig
+from yeto.learner.ranks import LAUNCHED, Ranks
+from yeto.learner.sinks import require_packages
+from yeto.link.tls import TlsContext
+from yeto.link.tls_files import client_context
 from yeto.text.config import TextConfig
 from yeto.wire.auth import load_key
 
-_RUN = Group.create_ordered("Run")
-_MODEL = Group.create_ordered("Model and tuning")
-_DATA = Group.create_ordered("Data")
-_LOOP = Group.create_ordered("Training loop")
-_EXCHANGE = Group.create_ordered("Exchange with the syncer")
+ALONE = Ranks()
 
 
 @Parameter(name="*")
 @frozen(kw_only=True)
-class LearnerFlags:
+class LearnerFlags(TextFlags):
     """Every flag of a learner. What is impossible is refused before anything is loaded."""
 
     syncer: Annotated[
         str,
         Parameter(
-            group=_RUN,
+            group=RUN,
             help=(
                 "Where the syncer is: HOST:PORT, [IPV6]:PORT, or @FILE that holds one (read anew at every "
                 "dial, for a syncer that moves). 'none' trains alone for --max-local-steps: the baseline "
@@ -40,191 +42,139 @@ class LearnerFlags:
     learner_id: Annotated[
         int,
         Parameter(
-            group=_RUN,
+            group=RUN,
             help=(
                 "Which learner this is, 0 to --num-learners - 1. Each id once; learner 0 brings the "
                 "initial weights."
             ),
         ),
     ] = 0
-    num_learners: Annotated[int, Parameter(group=_RUN)] = 1
+    num_learners: Annotated[int, Parameter(group=RUN)] = 1
     """How many learners the run has; decides which rows are this one's."""
     output_dir: Annotated[
         Path,
         Parameter(
-            group=_RUN,
+            group=RUN,
             help=(
                 "Where the global result is saved after the final cut. A run that ends before saves this "
                 "learner's own weights in unmerged-<id>/ inside, which are not the global result."
             ),
         ),
     ] = Path("yeto-learner")
-    max_local_steps: Annotated[int | None, Parameter(group=_RUN)] = None
+    max_local_steps: Annotated[int | None, Parameter(group=RUN)] = None
     """Stop after so many optimizer steps even if the syncer goes on."""
-    eval_every: Annotated[int, Parameter(group=_RUN)] = 0
+    eval_every: Annotated[int, Parameter(group=RUN)] = 0
     """Score --eval-data every so many steps, at the start, and after the final cut. 0: never."""
-    log_jsonl: Annotated[Path | None, Parameter(group=_RUN)] = None
+    log_jsonl: Annotated[Path | None, Parameter(group=RUN)] = None
     """Append one JSON object per step, merge, push and evaluation to this file."""
-    seed: Annotated[int, Parameter(group=_RUN)] = 0
+    tensorboard: Annotated[Path | None, Parameter(group=RUN)] = None
+    """Write curves for TensorBoard to learner-<id>/ in this folder: pip install 'yeto[tensorboard]'."""
+    wandb: Annotated[
+        str | None,
+        Parameter(
+            group=RUN,
+            help=(
+                "Send curves to this project of Weights & Biases: pip install 'yeto[wandb]'. "
+                "WANDB_MODE=offline keeps them on disk."
+            ),
+        ),
+    ] = None
+    state_dir: Annotated[
+        Path | None,
+        Parameter(
+            group=RUN,
+            help=(
+                "Folder of this learner's own, in which it keeps weights, optimizer, place in the rows and "
+                "all else that it needs to go on: start it again with the same command, and it does. Rows "
+                "that it pushed after the last saving are trained again. Has room for three times the "
+                "trained weights, their two moments and the anchors."
+            ),
+        ),
+    ] = None
+    state_every: Annotated[int, Parameter(group=RUN)] = 100
+    """Optimizer steps between two savings in --state-dir. Training waits for a copy in memory only."""
+    seed: Annotated[int, Parameter(group=RUN)] = 0
     """Root of all chance. The same on every learner, or they start from different adapters."""
 
-    model: Annotated[str, Parameter(group=_MODEL)]
-    """Hugging Face id, or a local model folder."""
-    model_revision: Annotated[str | None, Parameter(group=_MODEL)] = None
-    """Branch, tag or commit of the model."""
-    trust_remote_code: Annotated[bool, Parameter(group=_MODEL, negative=())] = False
-    """Run Python code that comes with the model. Only for models you trust."""
-    tuning: Annotated[Literal["lora", "full"], Parameter(group=_MODEL)] = "lora"
-    """lora trains small adapters, so a merge moves megabytes; full trains and sends everything."""
-    lora_r: Annotated[int, Parameter(group=_MODEL)] = 16
-    """Rank of the adapters."""
-    lora_alpha: Annotated[int, Parameter(group=_MODEL)] = 32
-    """Scale of the adapters; they act with alpha / r."""
-    lora_dropout: Annotated[float, Parameter(group=_MODEL)] = 0.0
-    """Dropout on the adapters' input."""
-    lora_targets: Annotated[
-        str,
-        Parameter(
-            group=_MODEL,
-            help=(
-                "auto (every linear layer; attention only on mixture-of-experts models), attention, "
-                "all-linear, or a comma-separated list of module names."
-            ),
-        ),
-    ] = "auto"
-    base_dtype: Annotated[
-        Literal["auto", "f32", "bf16"],
-        Parameter(
-            group=_MODEL,
-            help=(
-                "Precision of the frozen weights: auto is bf16 on accelerators and f32 on a CPU. What is "
-                "trained is always f32."
-            ),
-        ),
-    ] = "auto"
-    gradient_checkpointing: Annotated[Literal["auto", "on", "off"], Parameter(group=_MODEL)] = "auto"
-    """Recompute activations to save memory: auto is on with an accelerator."""
-    device: Annotated[str, Parameter(group=_MODEL)] = "auto"
-    """cpu, cuda, cuda:1, …; auto takes an accelerator when there is one."""
-
-    data: Annotated[
-        str,
-        Parameter(
-            group=_DATA,
-            help=(
-                "Rows to train on: a Hugging Face data set id, a jsonl, json or parquet file or a folder "
-                "of them, a save_to_disk folder, or an s3://, gs:// or hf:// URL."
-            ),
-        ),
-    ]
-    data_revision: Annotated[str | None, Parameter(group=_DATA)] = None
-    """Branch, tag or commit of the data set."""
-    data_format: Annotated[
-        Literal["auto", "openai", "sharegpt", "alpaca", "qa"],
-        Parameter(
-            group=_DATA,
-            help=(
-                "What a row looks like: messages (openai), conversations (sharegpt), instruction and output "
-                "(alpaca), question and answer (qa); auto takes the one whose columns are there."
-            ),
-        ),
-    ] = "auto"
-    columns: Annotated[str | None, Parameter(group=_DATA)] = None
-    """Take the messages from columns: user=question,assistant=answer, optionally system=…."""
-    data_shard: Annotated[Literal["auto", "off"], Parameter(group=_DATA)] = "auto"
-    """auto gives row i to learner i mod M; off when every learner has a file of its own."""
-    train_on: Annotated[Literal["assistant", "all"], Parameter(group=_DATA)] = "assistant"
-    """Learn the assistant's replies only, or every token."""
-    assistant_mask_mode: Annotated[
-        Literal["native", "legacy"],
-        Parameter(
-            group=_DATA,
-            help=(
-                "native: the generation blocks of the chat template say what a reply is; legacy: a "
-                "synthetic format of our own, for templates without them."
-            ),
-        ),
-    ] = "native"
-    chat_template: Annotated[str | None, Parameter(group=_DATA)] = None
-    """File with a chat template to use instead of the tokenizer's."""
-    mask_report: Annotated[int, Parameter(group=_DATA)] = 0
-    """Print so many rows with the supervised tokens marked, to see what is learned."""
-    seq_len: Annotated[int, Parameter(group=_DATA)] = 2048
-    """Tokens of one packed block."""
-    micro_batch_size: Annotated[int | Literal["auto"], Parameter(group=_DATA)] = "auto"
-    """Blocks of one forward pass: auto probes the memory of an accelerator, and is 1 on a CPU."""
-    packing: Annotated[Literal["documents", "plain"], Parameter(group=_DATA)] = "documents"
-    """documents keeps rows that share a block from seeing each other; plain does not."""
-    tokenize: Annotated[Literal["stream", "preload"], Parameter(group=_DATA)] = "stream"
-    """Tokenize while training, or everything before."""
-    stream_workers: Annotated[int, Parameter(group=_DATA)] = 2
-    """Processes that tokenize while training."""
-    shuffle_buffer: Annotated[int, Parameter(group=_DATA)] = 1024
-    """Blocks that are shuffled among each other."""
-    eval_data: Annotated[str | None, Parameter(group=_DATA)] = None
-    """Held-out rows, a source as --data."""
-    eval_rows: Annotated[int, Parameter(group=_DATA)] = 64
-    """At most so many held-out rows are scored."""
-
-    inner_lr: Annotated[float, Parameter(group=_LOOP)] = 3e-4
+    inner_lr: Annotated[float, Parameter(group=LOOP)] = 3e-4
     """AdamW's learning rate."""
-    weight_decay: Annotated[float, Parameter(group=_LOOP)] = 0.01
+    weight_decay: Annotated[float, Parameter(group=LOOP)] = 0.01
     """AdamW's weight decay."""
-    warmup_steps: Annotated[int, Parameter(group=_LOOP)] = 10
+    warmup_steps: Annotated[int, Parameter(group=LOOP)] = 10
     """Steps over which the rate grows to --inner-lr."""
-    lr_schedule: Annotated[Literal["constant", "cosine"], Parameter(group=_LOOP)] = "constant"
+    lr_schedule: Annotated[Literal["constant", "cosine"], Parameter(group=LOOP)] = "constant"
     """After the warm-up: keep the rate, or let it fall to 0 at --max-local-steps."""
-    clip_norm: Annotated[float, Parameter(group=_LOOP)] = 1.0
+    clip_norm: Annotated[float, Parameter(group=LOOP)] = 1.0
     """Largest norm of the gradient; 0 does not clip."""
-    grad_accum: Annotated[int, Parameter(group=_LOOP)] = 1
+    grad_accum: Annotated[int, Parameter(group=LOOP)] = 1
     """Micro batches of one optimizer step. The loss is the mean over all their target tokens."""
-    torch_threads: Annotated[int | None, Parameter(group=_LOOP)] = None
+    torch_threads: Annotated[int | None, Parameter(group=LOOP)] = None
     """Threads of a CPU operation; give each learner its share when several run on one machine."""
 
-    fragments: Annotated[int, Parameter(group=_EXCHANGE)] = 8
+    fragments: Annotated[int, Parameter(group=EXCHANGE)] = 8
     """Parts that the trained tensors are divided into; one is merged at a time."""
-    fragment_pattern: Annotated[Literal["binpack", "strided"], Parameter(group=_EXCHANGE)] = "binpack"
+    fragment_pattern: Annotated[Literal["binpack", "strided"], Parameter(group=EXCHANGE)] = "binpack"
     """Parts of equal size, or layers dealt out in turn."""
-    matrix_merge: Annotated[Literal["rda", "iso"], Parameter(group=_EXCHANGE)] = "rda"
+    matrix_merge: Annotated[Literal["rda", "iso"], Parameter(group=EXCHANGE)] = "rda"
     """How the syncer merges what are no embeddings: radial-directional averaging, or isotropic."""
-    wire_dtype: Annotated[Literal["bf16", "f32", "q4"], Parameter(group=_EXCHANGE)] = "bf16"
+    wire_dtype: Annotated[Literal["bf16", "f32", "q4"], Parameter(group=EXCHANGE)] = "bf16"
     """Precision on the wire. q4 sends deltas in four bits and weights as bf16."""
-    wan_streams: Annotated[int, Parameter(group=_EXCHANGE)] = 4
+    wan_streams: Annotated[int, Parameter(group=EXCHANGE)] = 4
     """TCP connections for tensors, beside one for control; more fill a long fat link better."""
     merge_alpha: Annotated[
-        float,
+        float | Literal["carry"],
         Parameter(
-            group=_EXCHANGE,
+            group=EXCHANGE,
             help=(
-                "Share of the local weights that survives a merge, in [0, 1). It keeps the steps taken "
-                "while the merge was under way; 0 overwrites, which large fleets prefer."
+                "What a merge leaves of the local weights. A number in [0, 1) is the share that survives, so "
+                "that steps taken while the merge was under way are not all lost; 0 overwrites, which large "
+                "fleets prefer. carry takes off exactly what was pushed and keeps and counts the rest, so "
+                "that every step is merged once; a push that comes too late for its merge is lost whole, "
+                "and the first merge after a restart from --state-dir overwrites."
             ),
         ),
     ] = 0.5
-    q4_error_feedback: Annotated[bool, Parameter(group=_EXCHANGE)] = True
+    q4_error_feedback: Annotated[bool, Parameter(group=EXCHANGE)] = True
     """Add what four bits could not carry to a later push."""
     learner_budget_steps: Annotated[
         int | None,
         Parameter(
-            group=_EXCHANGE,
+            group=EXCHANGE,
             help=(
                 "Freeze after so many steps and let the syncer merge the rest, so that no work is lost: "
                 "for benchmarks."
             ),
         ),
     ] = None
-    give_up_after: Annotated[float, Parameter(group=_EXCHANGE)] = 3600.0
-    """Seconds without a connection after which an idle machine costs more than an error."""
-    auth_key_file: Annotated[Path | None, Parameter(group=_EXCHANGE)] = None
+    give_up_after: Annotated[float, Parameter(group=EXCHANGE)] = 3600.0
+    """Seconds without a connection, once there was one, after which the learner ends: an idle machine costs
+    more than an error. For the first connection it tries 15 minutes."""
+    auth_key_file: Annotated[Path | None, Parameter(group=EXCHANGE)] = None
     """File with the key shared with the syncer (yeto keys new makes one), or YETO_ISLAND_HMAC_KEY."""
-    no_manifest: Annotated[bool, Parameter(group=_EXCHANGE, negative=())] = False
+    tls_ca: Annotated[
+        Path | None,
+        Parameter(
+            group=EXCHANGE,
+            help=(
+                "Encrypt every connection: file with the authority that signed the syncer's certificate "
+                "(yeto keys new --tls HOST makes both)."
+            ),
+        ),
+    ] = None
+    tls_cert: Annotated[Path | None, Parameter(group=EXCHANGE)] = None
+    """This learner's certificate, when the syncer demands one (--tls-client-ca); with --tls-key."""
+    tls_key: Annotated[Path | None, Parameter(group=EXCHANGE)] = None
+    """Key of --tls-cert (mode 0600)."""
+    tls_server_name: Annotated[str | None, Parameter(group=EXCHANGE)] = None
+    """Name in the syncer's certificate, if it is not the host in --syncer."""
+    no_manifest: Annotated[bool, Parameter(group=EXCHANGE, negative=())] = False
     """Do not send model name and settings in plain text; for syncers of other makes."""
 
     def learner_config(self) -> LearnerConfig:
         """Return how to train and exchange.
 
         Raises:
-            ConfigError: a flag is out of range, or the key cannot be read.
+            ConfigError: a flag is out of range, or a key or certificate cannot be used.
         """
         return LearnerConfig(
             syncer=self.syncer,
@@ -237,6 +187,8 @@ class LearnerFlags:
             wire_dtype=self.wire_dtype,
             wan_streams=self.wan_streams,
             auth_key=load_key(self.auth_key_file, os.environ),
+            tls=self._tls(),
+            tls_server_name=self.tls_server_name,
             give_up_seconds=self.give_up_after,
             send_manifest=not self.no_manifest,
             merge_alpha=self.merge_alpha,
@@ -251,11 +203,26 @@ class LearnerFlags:
             max_local_steps=self.max_local_steps,
             eval_every=self.eval_every,
             torch_threads=self.torch_threads,
+            rank_timeout_seconds=self.rank_timeout,
             log_jsonl=self.log_jsonl,
+            tensorboard=self.tensorboard,
+            wandb=self.wandb,
+            state_dir=self.state_dir,
+            state_every=self.state_every,
         )
 
-    def text_config(self) -> TextConfig:
-        """Return what to train on which rows.
+    def _tls(self) -> TlsContext | None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("--tls-cert and --tls-key: give both or none")
+        if self.tls_ca is None:
+            for flag, value in (("--tls-cert", self.tls_cert), ("--tls-server-name", self.tls_server_name)):
+                if value is not None:
+                    raise ConfigError(f"{flag} {value}: needs --tls-ca, which turns TLS on")
+            return None
+        return client_context(self.tls_ca, self.tls_cert, self.tls_key)
+
+    def text_config(self, ranks: Ranks = ALONE) -> TextConfig:
+        """Return what to train on which rows, on one of an island's ranks.
 
         Raises:
             ConfigError: a flag is out of range or contradicts another one.
@@ -288,25 +255,39 @@ class LearnerFlags:
             lora_targets=self.lora_targets,
             base_dtype=self.base_dtype,
             gradient_checkpointing=self.gradient_checkpointing,
+            compile=self.compile,
             device=self.device,
+            shard=self.shard,
             seed=self.seed,
             learner_id=self.learner_id,
             num_learners=self.num_learners,
+            rank=ranks.rank,
+            num_ranks=ranks.size,
         )
 
 
 def run_learner_command(flags: LearnerFlags) -> int:
-    """Train this island's learner until the final cut."""
-    learner, text = flags.learner_config(), flags.text_config()
+    """Train this island's learner until the final cut; under torchrun, as one of its ranks."""
+    ranks = Ranks.of(os.environ)
+    learner, text = flags.learner_config(), flags.text_config(ranks)
+    require_packages(learner)
+    if LAUNCHED in os.environ:
+        from yeto.cli.child import die_with_parent
+
+        # torchrun ends its ranks, but it cannot once it is killed itself.
+        die_with_parent(os.getppid())
     silence_libraries()
-    configure_logging(f"learner {learner.learner_id}")
+    configure_logging(f"learner {learner.learner_id}", is_head=ranks.is_head)
     # Checked first, loaded second: a wrong flag must not cost the seconds that torch takes.
     from yeto.learner.app import run_learner
+    from yeto.learner.island import find_island
     from yeto.learner.task import Task
+
+    island = find_island(ranks, text.device, learner.rank_timeout_seconds)
 
     def make_task() -> Task:
         from yeto.text import build_task
 
-        return build_task(text)
+        return build_task(evolve(text, device=island.device(text.device)))
 
-    return run_learner(learner, make_task)
+    return run_learner(learner, make_task, island)

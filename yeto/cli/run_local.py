@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,12 +15,12 @@ from attrs import frozen
 from cyclopts import Group, Parameter
 
 from yeto.cli.common import INTERRUPTED, sigterm_unwinds
-from yeto.cli.local import STOPPED, LocalRun
+from yeto.cli.local import READY_SECONDS, STOPPED, LocalRun
 from yeto.cli.passing import flags_without, to_words
 from yeto.cli.quiet import silence_libraries
 from yeto.cli.run_learner import LearnerFlags
 from yeto.cli.run_syncer import SyncerFlags
-from yeto.errors import ConfigError, ReplayDivergence
+from yeto.errors import ConfigError, ReplayDivergence, YetoError
 
 DEFAULT_MERGES = 8
 """Merges of every fragment when no length is given: enough to see a training work."""
@@ -30,11 +31,12 @@ _LOCAL = Group("This run", sort_key=-1)
 SYNCER_LEFT_OUT = {
     *("learners", "total_steps", "host", "port", "ready_file", "checkpoint_path", "event_tape"),
     *("resume", "resume_or_start", "auth_key_file", "allow_unauthenticated", "require_profile_binding"),
-    *("learner_budget_steps", "budget_finish"),
+    *("learner_budget_steps", "budget_finish", "tls_cert", "tls_key", "tls_client_ca"),
 }
 LEARNER_LEFT_OUT = {
     *("syncer", "learner_id", "num_learners", "output_dir", "log_jsonl", "model", "data", "eval_data"),
     *("auth_key_file", "no_manifest", "learner_budget_steps", "max_local_steps", "torch_threads"),
+    *("tls_ca", "tls_cert", "tls_key", "tls_server_name", "state_dir", "shard", "rank_timeout"),
 }
 
 SyncerPart: Any = flags_without(SyncerFlags, SYNCER_LEFT_OUT, name="SyncerPart", group="Syncer")
@@ -95,6 +97,7 @@ def run_local_command(
         total_steps=flags.total_steps or 1,
         **{field.name: getattr(syncer, field.name) for field in attrs.fields(SyncerPart)},
     ).config()
+    _check_inputs(text)
     _check_folder(flags)
 
     if flags.eval_data is None:
@@ -109,22 +112,29 @@ def run_local_command(
     threads = flags.torch_threads or max(1, (os.cpu_count() or 1) // flags.learners)
 
     def learner_words(learner_id: int) -> list[str]:
-        output = flags.run_dir / "learners" / str(learner_id)
+        output = _learner_folder(flags, learner_id)
         return [
             *(f"--model={flags.model}", f"--data={text.data}", f"--eval-data={text.eval_data}"),
-            *(f"--output-dir={output}", f"--torch-threads={threads}"),
+            *(f"--output-dir={output}", f"--state-dir={output / 'state'}", f"--torch-threads={threads}"),
             *to_words(learner),
         ]
 
+    for number in range(flags.learners):
+        # Whether a run that was over goes on is for its syncer to say.
+        state = _learner_folder(flags, number) / "state"
+        if (state / "done.json").exists():
+            shutil.rmtree(state)
     run = LocalRun(
         folder=flags.run_dir,
         num_learners=flags.learners,
         resume=flags.resume,
         syncer_words=[f"--learners={flags.learners}", f"--total-steps={total_steps}", *to_words(syncer)],
         learner_words=learner_words,
+        ready_seconds=READY_SECONDS
+        + (syncer.iso_worker_startup_timeout_s if syncer.iso_worker_devices else 0.0),
     )
     print(f"{flags.learners} learners, {total_steps} global steps; everything is in {run.folder}", flush=True)
-    code = run.train()
+    code = train_or_clear(run)
     if code == STOPPED:
         so_far = f" The model so far: {_export(run, text)}" if run.checkpoint.exists() else ""
         print(f"stopped before the end. Go on: the same command with --resume.{so_far}")
@@ -135,6 +145,36 @@ def run_local_command(
     except KeyboardInterrupt:
         print(f"interrupted after the end of training. The result: {_export(run, text)}")
         return INTERRUPTED
+
+
+def _check_inputs(text: Any) -> None:
+    """Refuse a wrong name here, where it is one line, and not in a child that was started for it."""
+    from yeto.text.identity import check_model
+    from yeto.text.rows import open_source
+    from yeto.text.template_files import check_template
+
+    check_template(check_model(text.model, text.model_revision), text)
+    if text.eval_data is not None:
+        open_source(text.data, revision=text.data_revision)
+        open_source(text.eval_data, revision=text.data_revision, flag="--eval-data")
+
+
+def train_or_clear(run: LocalRun) -> int:
+    """Train; of a run that fails before it begins, leave nothing in the way of the corrected command."""
+    try:
+        return run.train()
+    except YetoError:
+        if not run.resume and not run.began():
+            shutil.rmtree(run.folder / "learners", ignore_errors=True)
+            # With the locks beside them, which stay when a syncer is killed.
+            for place in (run.tape, run.checkpoint):
+                for file in run.folder.glob(f"{place.name}*"):
+                    file.unlink()
+        raise
+
+
+def _learner_folder(flags: LocalFlags, learner: int) -> Path:
+    return flags.run_dir / "learners" / str(learner)
 
 
 BEFORE_A_RUN = {"data", "logs"}
@@ -159,7 +199,8 @@ def _check_folder(flags: LocalFlags) -> None:
             )
     elif present - BEFORE_A_RUN:
         raise ConfigError(
-            f"--run-dir {folder} is not empty; name another folder, or go on with its run: --resume"
+            f"--run-dir {folder} is not empty; go on with its run (--resume), name another folder, "
+            "or remove this one"
         )
 
 

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from attrs import evolve, frozen
 from cyclopts import Parameter
 
-from yeto.core import CoreConfig
+from yeto.cli.policy import PolicyFlags
 from yeto.errors import ConfigError
-from yeto.syncer.config import StartMode, SyncerConfig, merge_profile
+from yeto.syncer.config import Bounds, StartMode, SyncerConfig, merge_profile
+from yeto.syncer.svd_settings import SvdSettings, parse_devices
 from yeto.wire.auth import load_key
+
+if TYPE_CHECKING:
+    from yeto.link import TlsContext
+    from yeto.syncer.app import Beside
 
 
 def _help(text: str) -> Parameter:
@@ -21,19 +28,12 @@ def _help(text: str) -> Parameter:
 
 
 @frozen(kw_only=True)
-class SyncerFlags:
-    """Every flag of the syncer. Durations are seconds unless the name says otherwise."""
+class SyncerFlags(PolicyFlags):
+    """Every flag of the syncer: the coordinator's, and where things are.
 
-    learners: Annotated[
-        int, _help("How many learners take part (M); their ids are 0 to M-1. Each trains on its own.")
-    ]
-    total_steps: Annotated[
-        int,
-        _help(
-            "Global steps after which the run ends. One global step merges one fragment, so a run of R "
-            "merges of the whole model takes R times --fragments steps."
-        ),
-    ]
+    Durations are seconds unless the name says otherwise.
+    """
+
     host: Annotated[
         str, _help("Address to listen on. Anything but this machine's own needs --auth-key-file.")
     ] = "127.0.0.1"
@@ -41,80 +41,43 @@ class SyncerFlags:
     ready_file: Annotated[
         Path | None, _help("Write host, port and pid here as JSON once learners can connect.")
     ] = None
-    wait_for: Annotated[
-        int | None,
-        _help("Learners that must be there before the first round. Default: all; after --resume the quorum."),
-    ] = None
-    start_timeout_s: Annotated[
-        float,
-        _help("After so long begin with the quorum, or give up when even that is not there."),
-    ] = 3600.0
-    quorum: Annotated[
-        int | None,
-        _help(
-            "Least number of learners in a merge (K). Default: all of one or two learners, else more than "
-            "half. With 1, learners that are apart in speed merge alone by turns, which trains worse."
-        ),
-    ] = None
-    quorum_timeout_s: Annotated[
-        float, _help("A round that has not reached its quorum after so long is tried again.")
-    ] = 900.0
-    final_ack_timeout_s: Annotated[
-        float | None,
-        _help("How long learners have to say that they hold the final result. Default: --quorum-timeout-s."),
-    ] = None
-    grace_ms: Annotated[
-        float,
-        _help(
-            "Most that stragglers get after the quorum, in milliseconds; the actual grace adapts below it."
-        ),
-    ] = 1000.0
-    grace_gamma: Annotated[float, _help("Share of the fleet's compute slack that is given as grace.")] = 0.8
-    grace_tau: Annotated[float, _help("That slack, in inner steps of the slowest learner.")] = 2.0
-    pipeline: Annotated[
-        int, _help("Rounds that may be open at a time, on different fragments; hides the network.")
-    ] = 2
-    sync_interval_steps: Annotated[
-        float,
-        _help("Inner steps between two merges of the same fragment (H); 0 merges as often as it can."),
-    ] = 24.0
-    min_round_interval_ms: Annotated[
-        float, _help("Least time between two openings of rounds, in milliseconds, whatever H asks for.")
-    ] = 0.0
-    delta_correction: Annotated[
-        Literal["heloco", "heloco-all", "none"],
-        _help("Turn pushes that oppose the momentum: only stale ones (heloco), all, or none."),
-    ] = "heloco"
-    outer_lr: Annotated[float, _help("Learning rate of the outer step.")] = 0.7
-    outer_momentum: Annotated[float, _help("Nesterov momentum of the outer step; 0 is plain SGD.")] = 0.9
-    closing_sweep: Annotated[
-        Literal["plain", "off"],
-        _help(
-            "plain: the last merge of each fragment is an average, so that the result is a point that "
-            "was trained, not one the momentum looked ahead to."
-        ),
-    ] = "plain"
-    learner_weight: Annotated[
-        Literal["tokens2-over-steps", "equal"],
-        _help("How much a learner's push counts: by its tokens squared over its steps, or all the same."),
-    ] = "tokens2-over-steps"
-    max_base_lag: Annotated[
-        int | None, _help("Refuse pushes whose base is older than so many global steps. Default: take all.")
-    ] = None
-    max_norm_ratio: Annotated[
-        float | None,
-        _help("Leave out pushes whose norm is above so many times the median. Default: leave out none."),
-    ] = None
     iso_backend: Annotated[
-        Literal["scalar"], _help("How singular value decompositions are computed: in this process.")
-    ] = "scalar"
+        Literal["scalar", "torch-svd"] | None,
+        _help(
+            "Where matrices are decomposed for --matrix-merge iso: in this process (scalar), or by a worker "
+            "process for each of --iso-worker-devices (torch-svd). Fixed for a run. Default: torch-svd when "
+            "devices are named."
+        ),
+    ] = None
+    iso_worker_devices: Annotated[
+        str | None,
+        _help("Devices of the workers, for example cuda:0,cuda:1; several on one processor: cpu:0,cpu:1."),
+    ] = None
+    iso_worker_python: Annotated[
+        str,
+        Parameter(
+            help="Python of the workers, with this Yeto and torch. Default: the syncer's own. None that "
+            "starts a container: run the syncer in there instead, with ISO_WORKER_PYTHON=python3.",
+            env_var="ISO_WORKER_PYTHON",
+            show_default=False,
+        ),
+    ] = sys.executable
+    iso_worker_queue_capacity: Annotated[
+        int, _help("Matrices that are queued or being decomposed at a time; more of them wait.")
+    ] = 16
+    iso_worker_frame_mib: Annotated[int, _help("Largest matrix of the workers, in MiB.")] = 2048
+    iso_worker_startup_timeout_s: Annotated[
+        float, _help("A worker that has not answered so long after its start ends the run.")
+    ] = 300.0
+    iso_worker_request_timeout_s: Annotated[
+        float, _help("So does a matrix that is not done so long after its admission.")
+    ] = 3540.0
+    iso_worker_drain_timeout_s: Annotated[
+        float, _help("And a matrix that is still there so long after the last round.")
+    ] = 3600.0
     checkpoint_path: Annotated[
         Path, _help("Folder of the checkpoint, from which the model can be exported at any time.")
     ] = Path("yeto-state.ckpt")
-    checkpoint_every: Annotated[
-        int,
-        _help("Merges between two checkpoints; each costs one fragment. 0: only at the start and the end."),
-    ] = 1
     keep_every: Annotated[
         int, _help("Keep the checkpoint of every N-th global step for good; 0 keeps the newest two only.")
     ] = 0
@@ -122,25 +85,16 @@ class SyncerFlags:
     resume_or_start: Annotated[
         bool, Parameter(help="Go on when there is a checkpoint, else begin; for supervisors.", negative=())
     ] = False
-    mark_final_checkpoint: Annotated[
-        bool,
-        Parameter(help="Write a .final file beside the checkpoint once all learners hold it.", negative=()),
-    ] = False
     event_tape: Annotated[
         Path, _help("File that remembers every fact and every decision; see yeto replay.")
     ] = Path("events.jsonl")
-    stop_budget_s: Annotated[
-        float, _help("After a signal, how long merges under way may take before they are dropped.")
-    ] = 20.0
-    learner_budget_steps: Annotated[
-        int | None, _help("End when every learner has taken so many local steps, for benchmarks.")
-    ] = None
-    budget_finish: Annotated[
-        bool,
-        Parameter(
-            help="After such an end, with --resume: merge every fragment once more and finish.", negative=()
+    record_payloads: Annotated[
+        Path | None,
+        _help(
+            "Write every merged push here, so that yeto replay --tensors can execute all merges again. "
+            "Takes what the learners send: for bf16 two bytes a parameter, learner and merge."
         ),
-    ] = False
+    ] = None
     auth_key_file: Annotated[
         Path | None,
         _help("Key that learners must know (mode 0600), made by yeto keys new; or YETO_ISLAND_HMAC_KEY."),
@@ -151,53 +105,51 @@ class SyncerFlags:
             help="Listen to other machines without a key: anybody there can join the run.", negative=()
         ),
     ] = False
+    tls_cert: Annotated[
+        Path | None,
+        _help("Encrypt every connection with this certificate (yeto keys new --tls HOST); with --tls-key."),
+    ] = None
+    tls_key: Annotated[Path | None, _help("Key of --tls-cert (mode 0600).")] = None
+    tls_client_ca: Annotated[
+        Path | None, _help("Demand of every learner a certificate that this authority signed.")
+    ] = None
+    max_pending_handshakes: Annotated[
+        int, _help("Connections that have not said who they are; one more takes the place of the oldest.")
+    ] = 64
     require_profile_binding: Annotated[
         bool,
         Parameter(help="Refuse learners that do not state the profile of these settings.", negative=()),
     ] = False
+    http_port: Annotated[
+        int | None,
+        _help(
+            "Serve a dashboard (/), metrics for Prometheus (/metrics) and health (/healthz) at this port; 0 "
+            "takes any free one. The run goes on if that fails. Needs pip install 'yeto[http]'."
+        ),
+    ] = None
+    http_host: Annotated[
+        str,
+        _help("Address of --http-port. Anything but this machine's own asks for a token."),
+    ] = "127.0.0.1"
+    http_token_file: Annotated[
+        Path | None,
+        _help("Token that --http-port asks for. Default: a new one, printed, where --http-host needs one."),
+    ] = None
     log_level: Annotated[Literal["debug", "info", "warning"], _help("How much is said on stderr.")] = "info"
 
     def config(self) -> SyncerConfig:
         """Return the settings these flags stand for.
 
         Raises:
-            ConfigError: a flag asks for something impossible; the message names it.
+            ConfigError: a flag asks for something impossible, or a key or certificate cannot be used.
         """
         if self.resume and self.resume_or_start:
             raise ConfigError("--resume and --resume-or-start: give one of them")
         if self.budget_finish and not (self.resume or self.resume_or_start):
             raise ConfigError("--budget-finish goes on from a checkpoint: add --resume")
-        quorum = self.quorum
-        if quorum is None:
-            quorum = self.learners if self.learners <= 2 else self.learners // 2 + 1
-        ack_timeout = self.final_ack_timeout_s
-        core = CoreConfig(
-            num_learners=self.learners,
-            total_steps=self.total_steps,
-            quorum=quorum,
-            wait_for=self.learners if self.wait_for is None else self.wait_for,
-            start_timeout_seconds=self.start_timeout_s,
-            quorum_timeout_seconds=self.quorum_timeout_s,
-            final_ack_timeout_seconds=self.quorum_timeout_s if ack_timeout is None else ack_timeout,
-            grace_cap_seconds=self.grace_ms / 1000.0,
-            grace_gamma=self.grace_gamma,
-            grace_tau=self.grace_tau,
-            pipeline=self.pipeline,
-            sync_interval_steps=self.sync_interval_steps,
-            min_round_interval_seconds=self.min_round_interval_ms / 1000.0,
-            closing_sweep=self.closing_sweep,
-            learner_weight=self.learner_weight,
-            delta_correction=self.delta_correction,
-            outer_lr=self.outer_lr,
-            outer_momentum=self.outer_momentum,
-            max_base_lag=self.max_base_lag,
-            max_norm_ratio=self.max_norm_ratio,
-            checkpoint_every=self.checkpoint_every,
-            mark_final_checkpoint=self.mark_final_checkpoint,
-            stop_budget_seconds=self.stop_budget_s,
-            learner_budget_steps=self.learner_budget_steps,
-            budget_finish=self.budget_finish,
-        )
+        svd = self._svd_settings()
+        backend = self.iso_backend or ("scalar" if svd is None else "torch-svd")
+        core = evolve(self.core_config(), svd_pool=backend == "torch-svd")
         if self.require_profile_binding:
             core = evolve(core, require_profile=merge_profile(core))
         start = StartMode.FRESH
@@ -215,10 +167,63 @@ class SyncerFlags:
             checkpoint_path=self.checkpoint_path,
             keep_every=self.keep_every,
             event_tape=self.event_tape,
+            record_payloads=self.record_payloads,
             auth_key=load_key(self.auth_key_file, os.environ),
             allow_unauthenticated=self.allow_unauthenticated,
-            iso_backend=self.iso_backend,
+            tls=self._tls(),
+            bounds=Bounds(pending_handshakes=self.max_pending_handshakes),
+            iso_backend=backend,
+            svd=svd,
         ).validated()
+
+    def beside(self) -> Beside | None:
+        """Return the task that serves the dashboard, if one is asked for.
+
+        Raises:
+            ConfigError: a flag makes no sense, or a package is missing.
+        """
+        if self.http_port is None:
+            for flag, given in (
+                ("--http-host", self.http_host != "127.0.0.1"),
+                ("--http-token-file", self.http_token_file is not None),
+            ):
+                if given:
+                    raise ConfigError(f"{flag} goes with --http-port")
+            return None
+        from yeto.view.server import choose_place, serve_beside
+
+        place, made_up = choose_place(
+            *(self.http_host, self.http_port, self.http_token_file),
+            host_flag="--http-host",
+            port_flag="--http-port",
+            token_flag="--http-token-file",
+        )
+        return partial(serve_beside, self.event_tape, place, made_up=made_up)
+
+    def _tls(self) -> TlsContext | None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("--tls-cert and --tls-key: give both or none")
+        if self.tls_cert is None or self.tls_key is None:
+            if self.tls_client_ca is not None:
+                raise ConfigError(f"--tls-client-ca {self.tls_client_ca}: needs --tls-cert and --tls-key")
+            return None
+        # Not at the top: --help need not wait for what the link brings.
+        from yeto.link.tls_files import server_context
+
+        return server_context(self.tls_cert, self.tls_key, self.tls_client_ca)
+
+    def _svd_settings(self) -> SvdSettings | None:
+        if self.iso_worker_devices is None:
+            return None
+        return SvdSettings(
+            devices=parse_devices(self.iso_worker_devices),
+            python=self.iso_worker_python,
+            queue_capacity=self.iso_worker_queue_capacity,
+            frame_bytes_max=self.iso_worker_frame_mib << 20,
+            startup_seconds=self.iso_worker_startup_timeout_s,
+            request_seconds=self.iso_worker_request_timeout_s,
+            drain_seconds=self.iso_worker_drain_timeout_s,
+        )
 
 
 def run_syncer_command(flags: Annotated[SyncerFlags, Parameter(name="*")]) -> int:
@@ -227,11 +232,11 @@ def run_syncer_command(flags: Annotated[SyncerFlags, Parameter(name="*")]) -> in
     Exit codes: 0 the final cut (or a budget cut-off), 1 failed, 2 wrong usage, 3 final ACKs missing,
     4 stopped before the final cut.
     """
-    config = flags.config()
+    config, beside = flags.config(), flags.beside()
     logging.basicConfig(
         level=flags.log_level.upper(), format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S"
     )
     # Only now: --help and mistakes in flags need not wait for torch.
     from yeto.syncer.app import run_syncer
 
-    return run_syncer(config)
+    return run_syncer(config, beside=beside)

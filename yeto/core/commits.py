@@ -29,10 +29,23 @@ from yeto.core.events import (
     OuterStepApplied,
 )
 from yeto.core.pacing import smoothed
-from yeto.core.parts import Gated, Phase, Round, Sealed, Status, replace
+from yeto.core.parts import (
+    COMMITTING,
+    ENDED,
+    MERGED,
+    MERGING,
+    RETRY,
+    RUNNING,
+    SEALED,
+    Gated,
+    Round,
+    Sealed,
+    made,
+    replace,
+)
 from yeto.core.rounds import discard
 from yeto.core.state import Draft
-from yeto.core.values import FragmentMark, FragmentVersionRef, LedgerEntry, Member, Responder
+from yeto.core.values import FragmentMark, FragmentVersionRef, LedgerEntry, Member, Responder, Weighted
 from yeto.errors import CoordinatorError
 
 _T = TypeVar("_T")
@@ -41,13 +54,13 @@ _T = TypeVar("_T")
 def order_merges(draft: Draft) -> None:
     """Order the reduction of every attempt that was just sealed."""
     for round_ in draft.rounds:
-        if round_.status is not Status.SEALED:
+        if round_.status is not SEALED:
             continue
         sealed = sealed_of(round_)
         if sealed.no_op:
-            draft.put(replace(round_, status=Status.MERGED))
+            draft.put(replace(round_, status=MERGED))
             continue
-        draft.put(replace(round_, status=Status.MERGING))
+        draft.put(replace(round_, status=MERGING))
         draft.emit(
             MergeOrdered(
                 step=round_.step,
@@ -74,7 +87,7 @@ def on_merge_finished(draft: Draft, event: MergeFinished) -> None:
         corrected=event.corrected,
         merge_seconds=event.seconds,
     )
-    draft.put(replace(round_, status=Status.MERGED, sealed=sealed))
+    draft.put(replace(round_, status=MERGED, sealed=sealed))
 
 
 def on_merge_failed(draft: Draft, event: MergeFailed) -> None:
@@ -87,14 +100,14 @@ def on_merge_failed(draft: Draft, event: MergeFailed) -> None:
 def _merging(draft: Draft, event: MergeFinished | MergeFailed) -> Round | None:
     """The round whose merge this is about; None, with the reason recorded, when it is of the past."""
     round_ = draft.find(event.step)
-    if round_ is not None and round_.attempt == event.attempt and round_.status is Status.MERGING:
+    if round_ is not None and round_.attempt == event.attempt and round_.status is MERGING:
         return round_
     unknown = event.step > draft.step and (
         round_ is None
         or event.attempt > round_.attempt
-        or (event.attempt == round_.attempt and round_.status is not Status.RETRY)
+        or (event.attempt == round_.attempt and round_.status is not RETRY)
     )
-    if unknown and draft.phase is Phase.RUNNING:
+    if unknown and draft.phase is RUNNING:
         raise CoordinatorError(
             f"{event.kind}: no merge of round {event.step} attempt {event.attempt} was ordered"
         )
@@ -104,11 +117,11 @@ def _merging(draft: Draft, event: MergeFinished | MergeFailed) -> Round | None:
 
 def order_commit(draft: Draft) -> None:
     """Order the outer step of the next round to commit, when its merge is there."""
-    if not draft.rounds or draft.rounds[0].status is not Status.MERGED:
+    if not draft.rounds or draft.rounds[0].status is not MERGED:
         return
     round_ = draft.rounds[0]
     sealed = sealed_of(round_)
-    draft.put(replace(round_, status=Status.COMMITTING, sealed=replace(sealed, commit_ordered_at=draft.at)))
+    draft.put(replace(round_, status=COMMITTING, sealed=replace(sealed, commit_ordered_at=draft.at)))
     if sealed.no_op:
         how = "all weights are 0, so only its version moves"
     elif round_.sweep:
@@ -132,12 +145,12 @@ def order_commit(draft: Draft) -> None:
 def on_outer_step_applied(draft: Draft, event: OuterStepApplied) -> None:
     """The outer step was computed: commit the round, or discard its attempt."""
     round_ = draft.find(event.step)
-    if round_ is None or round_.attempt != event.attempt or round_.status is not Status.COMMITTING:
+    if round_ is None or round_.attempt != event.attempt or round_.status is not COMMITTING:
         raise CoordinatorError(
             f"outer_step_applied: no commit of round {event.step} attempt {event.attempt} was ordered"
         )
     if not event.finite:
-        round_ = replace(round_, status=Status.MERGED)
+        round_ = replace(round_, status=MERGED)
         draft.put(round_)
         discard(draft, round_, "not_finite", "the outer step would not be finite")
         return
@@ -156,7 +169,7 @@ def _commit(draft: Draft, round_: Round, params_digest: str, momentum_digest: st
         fragment=fragment, version=step, params_digest=params_digest, momentum_digest=momentum_digest
     )
     draft.marks = _put(draft.marks, fragment, mark)
-    responders = tuple(_responder(round_, sealed, index) for index in range(len(sealed.responders)))
+    responders = tuple([_responder(round_, sealed, weighted) for weighted in sealed.responders])
     _enter_ledger(draft, sealed)
     every = draft.config.checkpoint_every
     due = (every > 0 and step % every == 0) or step == draft.target
@@ -203,35 +216,42 @@ def _put(items: tuple[_T, ...], index: int, item: _T) -> tuple[_T, ...]:
     return (*items[:index], item, *items[index + 1 :])
 
 
-def _responder(round_: Round, sealed: Sealed, index: int) -> Responder:
-    weighted = sealed.responders[index]
+def _responder(round_: Round, sealed: Sealed, weighted: Weighted) -> Responder:
     answer = round_.answers[weighted.learner]
-    return Responder(
-        learner=weighted.learner,
-        generation=weighted.generation,
-        base_version=weighted.base_version,
-        staleness=weighted.staleness,
-        c_steps=weighted.c_steps,
-        c_tokens=weighted.c_tokens,
-        weight=weighted.weight,
-        contribution=0.0 if sealed.no_op else weighted.weight / sealed.total_weight,
-        delta_norm=answer.norm,
-        cosine_to_momentum=answer.cosine,
-        corrected=weighted.learner in sealed.corrected,
+    return made(
+        Responder,
+        {
+            "learner": weighted.learner,
+            "generation": weighted.generation,
+            "base_version": weighted.base_version,
+            "staleness": weighted.staleness,
+            "c_steps": weighted.c_steps,
+            "c_tokens": weighted.c_tokens,
+            "weight": weighted.weight,
+            "contribution": 0.0 if sealed.no_op else weighted.weight / sealed.total_weight,
+            "delta_norm": answer.norm,
+            "cosine_to_momentum": answer.cosine,
+            "corrected": weighted.learner in sealed.corrected,
+        },
     )
 
 
 def _enter_ledger(draft: Draft, sealed: Sealed) -> None:
     ledger = draft.ledger
     for weighted in sealed.responders:
-        entry = ledger.get(weighted.learner)
+        learner = weighted.learner
+        entry = ledger.get(learner)
+        merges, c_steps, c_tokens = (entry.merges, entry.c_steps, entry.c_tokens) if entry else (0, 0, 0)
         ledger = ledger.set(
-            weighted.learner,
-            LedgerEntry(
-                learner=weighted.learner,
-                merges=(entry.merges if entry else 0) + 1,
-                c_steps=(entry.c_steps if entry else 0) + weighted.c_steps,
-                c_tokens=(entry.c_tokens if entry else 0) + weighted.c_tokens,
+            learner,
+            made(
+                LedgerEntry,
+                {
+                    "learner": learner,
+                    "merges": merges + 1,
+                    "c_steps": c_steps + weighted.c_steps,
+                    "c_tokens": c_tokens + weighted.c_tokens,
+                },
             ),
         )
     draft.ledger = ledger
@@ -321,7 +341,7 @@ def broadcast_all(draft: Draft, to: tuple[Member, ...], why: str) -> None:
 
 def end_session(draft: Draft, *, exit_code: int, why: str, mark_final: bool = False) -> None:
     """Nothing follows: the process ends with ``exit_code``."""
-    draft.phase = Phase.ENDED
+    draft.phase = ENDED
     draft.exit_code = exit_code
     draft.exit_why = why
     draft.rounds = ()

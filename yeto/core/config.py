@@ -76,6 +76,11 @@ class CoreConfig:
                 f"--wait-for {self.wait_for}: must lie between --quorum {self.quorum} "
                 f"and --learners {self.num_learners}",
             ),
+            (
+                # With 0 an attempt would be discarded at the moment it opens, for ever.
+                self.quorum_timeout_seconds > 0,
+                f"--quorum-timeout-s {self.quorum_timeout_seconds:g}: must be above 0",
+            ),
             (self.checkpoint_every >= 0, f"--checkpoint-every {self.checkpoint_every}: must not be negative"),
             (
                 self.learner_budget_steps is None or self.learner_budget_steps >= 1,
@@ -106,11 +111,11 @@ class CoreConfig:
             ("--start-timeout-s", self.start_timeout_seconds),
             ("--quorum-timeout-s", self.quorum_timeout_seconds),
             ("--final-ack-timeout-s", self.final_ack_timeout_seconds),
-            ("--grace-ms", self.grace_cap_seconds),
+            ("--grace-ms", self.grace_cap_seconds * 1000.0),
             ("--grace-gamma", self.grace_gamma),
             ("--grace-tau", self.grace_tau),
             ("--sync-interval-steps", self.sync_interval_steps),
-            ("--min-round-interval-ms", self.min_round_interval_seconds),
+            ("--min-round-interval-ms", self.min_round_interval_seconds * 1000.0),
             ("--stop-budget-s", self.stop_budget_seconds),
         ):
             if not (math.isfinite(value) and value >= 0):

@@ -2,6 +2,8 @@
 
 ``why`` is that sentence; status and logs print it. A decision whose class says ``durable`` is acted upon
 only after its record has been fsynced.
+
+The classes have no slots: a run makes millions of them, and a frozen class with slots takes twice as long.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from attrs import frozen
 from yeto.core.values import FragmentVersionRef, Member, Responder, SessionTerms, Weighted
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class Decision:
     """Base of all decisions."""
 
@@ -22,7 +24,7 @@ class Decision:
     why: str
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class SessionOpened(Decision):
     """Learner 0's HELLO (or a checkpoint) fixes the terms of the session."""
 
@@ -30,7 +32,7 @@ class SessionOpened(Decision):
     terms: SessionTerms
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class SessionReleased(Decision):
     """The generation that fixed a provisional session is gone; the next learner 0 decides anew."""
 
@@ -39,7 +41,7 @@ class SessionReleased(Decision):
     generation: str
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class LearnerRefused(Decision):
     """Close this group. With ``permanent`` an ERROR carries ``why``; without, it just closes."""
 
@@ -55,7 +57,7 @@ class LearnerRefused(Decision):
     permanent: bool = True
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class RoundsStarted(Decision):
     """Everything is initialised and enough learners are there."""
 
@@ -65,7 +67,7 @@ class RoundsStarted(Decision):
     learners: tuple[int, ...]
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class AttemptOpened(Decision):
     """Pull fragment p for round t from every frozen member."""
 
@@ -80,7 +82,7 @@ class AttemptOpened(Decision):
     sweep: bool
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class PushAdmitted(Decision):
     """Take a buffer for this upload."""
 
@@ -92,7 +94,7 @@ class PushAdmitted(Decision):
     staleness: int
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class PushAccepted(Decision):
     """The push counts as this member's answer."""
 
@@ -103,7 +105,7 @@ class PushAccepted(Decision):
     attempt: int
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class PushRefused(Decision):
     """Drop this push; with ``resend`` send the fragment and the same PULL once more."""
 
@@ -120,7 +122,7 @@ class PushRefused(Decision):
     resend: bool
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class QuorumReached(Decision):
     """The K-th answer is in."""
 
@@ -130,7 +132,7 @@ class QuorumReached(Decision):
     quorum_seconds: float
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class GraceOpened(Decision):
     """Wait a little for stragglers; every smoothed term of the formula is here."""
 
@@ -147,7 +149,7 @@ class GraceOpened(Decision):
     deadline: float
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class AttemptSealed(Decision):
     """Nothing more is taken into this attempt."""
 
@@ -161,7 +163,7 @@ class AttemptSealed(Decision):
     """Answered, but left out by the outlier guard or after a non-finite merge."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class AttemptDiscarded(Decision):
     """Free the attempt's buffers; its partial answers are thrown away."""
 
@@ -175,7 +177,7 @@ class AttemptDiscarded(Decision):
     retry_at: float | None
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class MergeOrdered(Decision):
     """Reduce these pushes, in this order, with these weights."""
 
@@ -188,7 +190,7 @@ class MergeOrdered(Decision):
     """Weighted average for every tensor, whatever the layout's mode (closing sweep)."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class CommitOrdered(Decision):
     """Compute the outer step of round t; its turn has come."""
 
@@ -205,7 +207,7 @@ class CommitOrdered(Decision):
     """All weights are 0: the version moves, parameters and momentum do not."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class RoundCommitted(Decision):
     """Round t is committed: version[p] = t."""
 
@@ -232,7 +234,7 @@ class RoundCommitted(Decision):
     no_op: bool
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class CheckpointOrdered(Decision):
     """Write a checkpoint of the state as committed at this step."""
 
@@ -243,7 +245,7 @@ class CheckpointOrdered(Decision):
     finish_target: int | None = None
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class BroadcastOrdered(Decision):
     """Send these fragments at these versions to these learners."""
 
@@ -253,7 +255,7 @@ class BroadcastOrdered(Decision):
     to: tuple[Member, ...]
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class FinalCutOrdered(Decision):
     """Send every fragment as exact f32 and the manifest to these learners."""
 
@@ -266,7 +268,7 @@ class FinalCutOrdered(Decision):
     """Learners whose ACK is still missing."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class LearnerReleased(Decision):
     """Send SHUTDOWN: this learner's part is done."""
 
@@ -276,7 +278,7 @@ class LearnerReleased(Decision):
     generation: str
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class SessionEnding(Decision):
     """No round opens any more; what follows is the terminal checkpoint and the final cut, or a stop."""
 
@@ -285,7 +287,7 @@ class SessionEnding(Decision):
     """``final``, ``budget`` or ``stop``."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class SessionEnded(Decision):
     """The syncer's process ends with this exit code; with ``mark_final`` the marker is written first.
 
@@ -300,7 +302,7 @@ class SessionEnded(Decision):
     mark_final: bool
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class Ignored(Decision):
     """The event came too late, or twice, to mean anything."""
 

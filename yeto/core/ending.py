@@ -164,10 +164,11 @@ def on_pool_poisoned(draft: Draft, event: SvdPoolPoisoned) -> None:
 def on_budget_reported(draft: Draft, event: BudgetReported) -> None:
     """A learner froze after its budget; the first report closes the session to new rounds."""
     learner, budget = event.learner, draft.config.learner_budget_steps
-    member = draft.current.get(learner)
+    # The newest connection, joined or not: a report goes out once on each, and may overtake its data streams.
+    dial = draft.newest.get(learner)
     if budget is None or draft.config.budget_finish:
         draft.ignore(event, "no_budget", f"learner {learner} reported a budget; this run collects none")
-    elif member is None or member.generation != event.generation:
+    elif dial is None or dial.generation != event.generation:
         draft.ignore(event, "superseded", f"learner {learner} generation {event.generation} is gone")
     elif event.local_steps != budget:
         refuse(

@@ -19,7 +19,7 @@ from yeto.core.commits import end_session
 from yeto.core.decisions import AttemptOpened, RoundsStarted
 from yeto.core.events import FirstEstimateDeadlinePassed, GateOpened, RetryDue, StartTimeoutPassed
 from yeto.core.pacing import freeze_pace, gate, note_blind_opening, throttle_step
-from yeto.core.parts import Phase, Round, Status, replace
+from yeto.core.parts import GATHERING, PROVISIONAL, RETRY, RUNNING, WAITING, Round, replace
 from yeto.core.rounds import is_excused
 from yeto.core.state import Draft, Fields, moment, names
 
@@ -33,13 +33,13 @@ def wait_for(state: Fields) -> int:
 
 def start_rounds(draft: Draft) -> None:
     """Start the rounds when everything is initialised and durable and enough learners are there."""
-    if draft.phase is not Phase.WAITING or draft.durable < 0 or draft.step >= draft.target:
+    if draft.phase is not WAITING or draft.durable < 0 or draft.step >= draft.target:
         return
     here, needed = len(draft.current), wait_for(draft)
     if here < needed:
         return
     late = f", --start-timeout-s {draft.config.start_timeout_seconds:g} has passed"
-    draft.phase = Phase.RUNNING
+    draft.phase = RUNNING
     draft.start_deadline = None
     draft.strangers = Map()
     draft.emit(
@@ -54,28 +54,31 @@ def start_rounds(draft: Draft) -> None:
 
 def retry_rounds(draft: Draft) -> None:
     """Open the next attempt, in ascending step, of every discarded round whose wait is over."""
-    if len(draft.current) < draft.quorum:
-        return
     for round_ in draft.rounds:
-        if round_.status is Status.RETRY and round_.retry_at is None:
+        if round_.status is RETRY and round_.retry_at is None and len(draft.current) >= draft.quorum:
             _open_attempt(draft, round_.step, round_)
 
 
 def open_rounds(draft: Draft) -> None:
     """Open new rounds while their turn, their fragment, the quorum and the throttle allow it."""
-    while may_open(draft) and draft.at >= gate(draft):
+    # The throttle first: it is what usually says no.
+    draft.opens_at = gate(draft)
+    while draft.at >= draft.opens_at and may_open(draft):
         note_blind_opening(draft)
         draft.last_open = draft.at
         _open_attempt(draft, draft.next_step, None)
+        draft.opens_at = gate(draft)
 
 
 def may_open(state: Fields) -> bool:
     """Whether only the throttle can still hold the next round back."""
-    if state.phase is not Phase.RUNNING or len(state.rounds) >= state.depth:
+    num_open = len(state.rounds)
+    if state.phase is not RUNNING or num_open >= state.depth:
         return False
-    if state.next_step > state.target or len(state.current) < state.quorum:
+    step = state.step + num_open + 1
+    if step > state.target or len(state.current) < state.quorum:
         return False
-    fragment = state.fragment_of(state.next_step)
+    fragment = state.fragment_of(step)
     return state.versions[fragment] == state.broadcast[fragment]
 
 
@@ -96,7 +99,7 @@ def _open_attempt(draft: Draft, step: int, discarded: Round | None) -> None:
         step=step,
         fragment=fragment,
         attempt=attempt,
-        status=Status.GATHERING,
+        status=GATHERING,
         members=draft.current,
         quorum=draft.quorum,
         base_version=draft.versions[fragment],
@@ -137,7 +140,7 @@ def on_retry_due(draft: Draft, event: RetryDue) -> None:
     round_ = draft.find(event.step)
     if (
         round_ is None
-        or round_.status is not Status.RETRY
+        or round_.status is not RETRY
         or round_.attempt != event.attempt
         or round_.retry_at is None
     ):
@@ -181,7 +184,7 @@ def on_start_timeout(draft: Draft, event: StartTimeoutPassed) -> None:
         return
     seconds = draft.config.start_timeout_seconds
     here = len(draft.current)
-    if draft.phase is Phase.PROVISIONAL:
+    if draft.phase is PROVISIONAL:
         end_session(
             draft,
             exit_code=1,

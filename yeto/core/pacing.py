@@ -43,9 +43,10 @@ def step_estimate(estimate: float | None, seconds: float, steps: int) -> float:
     10 steps in 5 s give 0.5; 2 steps in 10 s then count as 2.0 instead of 5.0 and give 1.25.
     """
     sample = seconds / steps
-    if estimate is not None:
-        sample = min(sample, SAMPLE_CAP * estimate)
-    return smoothed(estimate, sample)
+    if estimate is None:
+        return sample
+    most = SAMPLE_CAP * estimate
+    return smoothed(estimate, sample if sample <= most else most)
 
 
 def grace_seconds(
@@ -65,16 +66,22 @@ def grace_seconds(
 
 def open_interval(config: CoreConfig, num_fragments: int, xi_step: float | None) -> float:
     """Seconds between two openings: the manual floor, or what keeps H steps between merges."""
-    paced = 0.0 if xi_step is None else config.sync_interval_steps * xi_step / num_fragments
-    return max(config.min_round_interval_seconds, paced)
+    floor = config.min_round_interval_seconds
+    if xi_step is None:
+        return floor
+    paced = config.sync_interval_steps * xi_step / num_fragments
+    return paced if paced >= floor else floor
 
 
 def build_slowest(values: Sequence[float]) -> Slowest:
     """A tournament tree over ``values``; linear."""
-    if len(values) == 1:
+    size = len(values)
+    if size == 1:
         return values[0]
-    middle = len(values) // 2
-    left, right = build_slowest(values[:middle]), build_slowest(values[middle:])
+    if size == 2:
+        one, other = values
+        return (one if one >= other else other, one, other)
+    left, right = build_slowest(values[: size // 2]), build_slowest(values[size // 2 :])
     return (max(root_of(left), root_of(right)), left, right)
 
 
@@ -88,7 +95,10 @@ def put_slowest(tree: Slowest, size: int, index: int, value: float) -> Slowest:
         left = put_slowest(left, middle, index, value)
     else:
         right = put_slowest(right, size - middle, index - middle, value)
-    return (max(root_of(left), root_of(right)), left, right)
+    # root_of, twice, without the calls: half of all events come by here, once for each level.
+    one = left[0] if isinstance(left, tuple) else left
+    other = right[0] if isinstance(right, tuple) else right
+    return (one if one >= other else other, left, right)
 
 
 def root_of(tree: Slowest) -> float:
@@ -98,7 +108,8 @@ def root_of(tree: Slowest) -> float:
 
 def throttle_step(state: Fields) -> float | None:
     """``xi_step`` of the slowest member last frozen; None without any estimate."""
-    root = root_of(state.slowest)
+    tree = state.slowest
+    root = tree[0] if isinstance(tree, tuple) else tree
     return None if root < 0.0 else root
 
 
@@ -112,10 +123,10 @@ def absorb_report(draft: Draft, learner: int, link: Link, local_step: int) -> Li
         link = replace(link, report_at=draft.at, report_step=local_step)
         draft.links = draft.links.set(learner, link)
         return link
-    elapsed = draft.at - link.report_at
-    if local_step <= link.report_step or elapsed <= 0.0:
+    elapsed, steps = draft.at - link.report_at, local_step - link.report_step
+    if steps <= 0 or elapsed <= 0.0:
         return link
-    xi_step = step_estimate(link.xi_step, elapsed, local_step - link.report_step)
+    xi_step = step_estimate(link.xi_step, elapsed, steps)
     link = replace(link, report_at=draft.at, report_step=local_step, xi_step=xi_step)
     draft.links = draft.links.set(learner, link)
     _set_pace(draft, learner, xi_step)
@@ -129,12 +140,10 @@ def forget_pace(draft: Draft, learner: int) -> None:
 
 def freeze_pace(draft: Draft) -> None:
     """Make the current learners the ones that the throttle looks at; linear, once per opening."""
-    links = draft.links
     values = [NO_ESTIMATE] * draft.config.num_learners
-    for learner in draft.current:
-        xi_step = links[learner].xi_step
-        if xi_step is not None:
-            values[learner] = xi_step
+    for learner, link in draft.links.items():
+        if link.xi_step is not None:
+            values[learner] = link.xi_step
     draft.paced = draft.current
     draft.slowest = build_slowest(values)
     _see(draft)
@@ -142,32 +151,35 @@ def freeze_pace(draft: Draft) -> None:
 
 def gate(state: Fields) -> float:
     """The moment from which the throttle lets the next round open; infinite while it waits to see."""
-    xi_step = throttle_step(state) if _throttled(state) else None
+    config = state.config
+    xi_step = throttle_step(state) if _throttled(config) else None
     if xi_step is None and state.blind_opened >= state.depth and not state.blind_over:
         return math.inf
-    if state.last_open is None:
+    last_open = state.last_open
+    if last_open is None:
         return state.at
-    return moment(state.last_open + open_interval(state.config, state.num_fragments, xi_step))
+    return moment(last_open + open_interval(config, state.num_fragments, xi_step))
 
 
 def note_blind_opening(draft: Draft) -> None:
     """Count a round that was opened without any step estimate, so that a start does not over-sync."""
-    if not _throttled(draft) or throttle_step(draft) is not None:
+    if not _throttled(draft.config) or throttle_step(draft) is not None:
         return
     draft.blind_opened += 1
     if draft.blind_until is None:
         draft.blind_until = moment(draft.at + FIRST_ESTIMATE_SECONDS)
 
 
-def _throttled(state: Fields) -> bool:
+def _throttled(config: CoreConfig) -> bool:
     """Whether H counts at all: frozen learners of a budget finish take no steps."""
-    return state.config.sync_interval_steps > 0.0 and not state.config.budget_finish
+    return config.sync_interval_steps > 0.0 and not config.budget_finish
 
 
 def _set_pace(draft: Draft, learner: int, value: float) -> None:
     if learner in draft.paced:
         draft.slowest = put_slowest(draft.slowest, draft.config.num_learners, learner, value)
-        _see(draft)
+        if draft.blind_until is not None:
+            _see(draft)
 
 
 def _see(draft: Draft) -> None:

@@ -12,7 +12,7 @@ from yeto.core.decisions import PushAccepted, PushAdmitted, PushRefused, QuorumR
 from yeto.core.events import Heartbeat, PushOffered, PushReceived, UploadProgress
 from yeto.core.members import refuse
 from yeto.core.pacing import absorb_report, smoothed
-from yeto.core.parts import Answer, Link, Round, Status, Upload, replace
+from yeto.core.parts import GATHERING, Answer, Link, Round, Upload, made, replace
 from yeto.core.rounds import is_excused, mark_gone
 from yeto.core.state import Draft, moment
 from yeto.errors import CoordinatorError
@@ -64,23 +64,30 @@ def on_push_offered(draft: Draft, event: PushOffered) -> None:
 
 
 def _admit(draft: Draft, event: PushOffered, round_: Round, staleness: int) -> None:
-    upload = Upload(
-        base_version=event.base_version,
-        staleness=staleness,
-        local_step=event.local_step,
-        c_steps=event.c_steps,
-        c_tokens=event.c_tokens,
+    learner, c_steps = event.learner, event.c_steps
+    upload = made(
+        Upload,
+        {
+            "base_version": event.base_version,
+            "staleness": staleness,
+            "local_step": event.local_step,
+            "c_steps": c_steps,
+            "c_tokens": event.c_tokens,
+        },
     )
-    uploads = round_.uploads.set(event.learner, upload)
+    uploads = round_.uploads.set(learner, upload)
     draft.put(replace(round_, uploads=uploads, deadline=_held_deadline(draft, round_)))
     draft.emit(
-        PushAdmitted(
-            learner=event.learner,
-            generation=event.generation,
-            step=event.step,
-            attempt=event.attempt,
-            staleness=staleness,
-            why=f"learner {event.learner} answers with {event.c_steps} steps, {staleness} versions stale",
+        made(
+            PushAdmitted,
+            {
+                "why": f"learner {learner} answers with {c_steps} steps, {staleness} versions stale",
+                "learner": learner,
+                "generation": event.generation,
+                "step": event.step,
+                "attempt": event.attempt,
+                "staleness": staleness,
+            },
         )
     )
 
@@ -146,16 +153,22 @@ def _accept(
     if learner in draft.sweep_missed:
         _wait_again(draft, learner)
         round_ = draft.rounds[round_.step - draft.step - 1]
-    answer = Answer(upload=upload, norm=norm, cosine=event.cosine_to_momentum, xi_quorum=xi_quorum)
+    answer = made(
+        Answer,
+        {"upload": upload, "norm": norm, "cosine": event.cosine_to_momentum, "xi_quorum": xi_quorum},
+    )
     answers = round_.answers.set(learner, answer)
-    count = len(answers)
+    count, step = len(answers), event.step
     draft.emit(
-        PushAccepted(
-            learner=learner,
-            generation=event.generation,
-            step=event.step,
-            attempt=event.attempt,
-            why=f"answer {count} of {len(round_.members)} to round {event.step}, quorum {round_.quorum}",
+        made(
+            PushAccepted,
+            {
+                "why": f"answer {count} of {len(round_.members)} to round {step}, quorum {round_.quorum}",
+                "learner": learner,
+                "generation": event.generation,
+                "step": step,
+                "attempt": event.attempt,
+            },
         )
     )
     round_ = replace(round_, answers=answers, uploads=round_.uploads.delete(learner))
@@ -177,7 +190,7 @@ def _wait_again(draft: Draft, learner: int) -> None:
     """A learner that a sweep round had to miss has answered: later rounds wait for it again."""
     for round_ in draft.rounds:
         if (
-            round_.status is Status.GATHERING
+            round_.status is GATHERING
             and learner in round_.members
             and round_.owes(learner, round_.members[learner].generation)
             and is_excused(draft, round_, learner)
@@ -252,7 +265,7 @@ def _link(draft: Draft, learner: int, generation: str) -> Link | None:
 def _gathering(draft: Draft, event: PushOffered | PushReceived) -> Round | None:
     """The open attempt that a push names, or None."""
     round_ = draft.find_gathering(event.step, event.attempt)
-    return round_ if round_ is not None and round_.fragment == event.fragment else None
+    return None if round_ is None or round_.fragment != event.fragment else round_
 
 
 def _is_outsider(round_: Round, event: PushOffered | PushReceived) -> bool:

@@ -13,14 +13,47 @@ from __future__ import annotations
 
 from immutables import Map
 
+from yeto.core.config import CoreConfig
 from yeto.core.decisions import AttemptSealed, GraceOpened
 from yeto.core.events import GraceElapsed, QuorumDeadlinePassed
 from yeto.core.pacing import grace_seconds
-from yeto.core.parts import Phase, Round, Sealed, Status, replace
+from yeto.core.parts import (
+    COMMITTING,
+    GATHERING,
+    MERGING,
+    RETRY,
+    SEALED,
+    STOPPING,
+    Round,
+    Sealed,
+    made,
+    replace,
+)
 from yeto.core.rounds import discard, drop_rounds
 from yeto.core.state import Draft, moment, names
 from yeto.core.values import Weighted
 from yeto.core.weights import learner_weight
+
+
+def at_rest(rounds: tuple[Round, ...]) -> bool:
+    """Whether every open round gathers on below its quorum or waits for a merge or an outer step.
+
+    That is how they stand after nearly every event. Then there is nothing to seal, discard, commit or retry,
+    and one look is enough.
+    """
+    for round_ in rounds:
+        status = round_.status
+        if status is GATHERING:
+            quorum = round_.quorum
+            if (
+                round_.overdue
+                or len(round_.answers) >= quorum
+                or len(round_.members) - len(round_.gone) < quorum
+            ):
+                return False
+        elif status is not MERGING and status is not COMMITTING:
+            return False
+    return True
 
 
 def settle_attempts(draft: Draft) -> bool:
@@ -33,11 +66,14 @@ def settle_attempts(draft: Draft) -> bool:
     step = draft.step + 1
     # Looked up one by one: settling a round may drop later ones or excuse their members.
     while (round_ := draft.find(step)) is not None:
-        if round_.status is Status.GATHERING:
-            sealed = _settle(draft, round_) or sealed
-        elif round_.status is Status.RETRY and draft.phase is Phase.STOPPING:
-            drop_rounds(draft, step, "stopping")
         step += 1
+        if round_.status is GATHERING:
+            if _settle(draft, round_):
+                sealed = True
+                # Whom a sweep round had to miss, an earlier one that was retried does not wait for either.
+                step = draft.step + 1 if round_.sweep else step
+        elif round_.status is RETRY and draft.phase is STOPPING:
+            drop_rounds(draft, round_.step, "stopping")
     return sealed
 
 
@@ -53,7 +89,7 @@ def _settle(draft: Draft, round_: Round) -> bool:
                 f"{answers} answered and {owing} still may, quorum {round_.quorum} is out of reach "
                 f"({round_.declined} declined, {len(round_.gone) - round_.declined} disconnected)",
             )
-        elif round_.overdue and draft.phase is Phase.STOPPING:
+        elif round_.overdue and draft.phase is STOPPING:
             discard(draft, round_, "stopping", f"{answers} of {round_.quorum} answered before the stop")
         elif round_.overdue:
             seconds = draft.at - round_.opened_at
@@ -121,20 +157,21 @@ def _open_grace(draft: Draft, round_: Round) -> Round:
 
 
 def _seal(draft: Draft, round_: Round, why: str) -> None:
+    config, answers = draft.config, round_.answers
     left_out = _left_out(draft, round_)
     responders = tuple(
-        _weighted(draft, round_, learner) for learner in sorted(round_.answers) if learner not in left_out
+        [_weighted(config, round_, learner) for learner in sorted(answers) if learner not in left_out]
     )
     members = tuple(sorted(round_.members))
-    missed = tuple(learner for learner in members if learner not in round_.answers)
+    missed = tuple([learner for learner in members if learner not in answers])
     sealed = Sealed(
         members=members,
         responders=responders,
         missed=missed,
         left_out=left_out,
-        total_weight=sum(weighted.weight for weighted in responders),
+        total_weight=sum([weighted.weight for weighted in responders]),
     )
-    draft.put(replace(round_, status=Status.SEALED, uploads=Map(), sealed=sealed))
+    draft.put(replace(round_, status=SEALED, uploads=Map(), sealed=sealed))
     if round_.sweep:
         _excuse(draft, round_, missed)
     who = f"{len(responders)} of {len(members)}"
@@ -153,22 +190,24 @@ def _seal(draft: Draft, round_: Round, why: str) -> None:
     )
 
 
-def _weighted(draft: Draft, round_: Round, learner: int) -> Weighted:
-    config = draft.config
+def _weighted(config: CoreConfig, round_: Round, learner: int) -> Weighted:
     upload = round_.answers[learner].upload
     equal = config.learner_weight == "equal"
     correct = config.delta_correction == "heloco-all" or (
         config.delta_correction == "heloco" and upload.staleness >= 1
     )
-    return Weighted(
-        learner=learner,
-        generation=round_.members[learner].generation,
-        base_version=upload.base_version,
-        staleness=upload.staleness,
-        c_steps=upload.c_steps,
-        c_tokens=upload.c_tokens,
-        weight=1.0 if equal else learner_weight(upload.c_tokens, upload.c_steps),
-        correct=correct and not round_.sweep,
+    return made(
+        Weighted,
+        {
+            "learner": learner,
+            "generation": round_.members[learner].generation,
+            "base_version": upload.base_version,
+            "staleness": upload.staleness,
+            "c_steps": upload.c_steps,
+            "c_tokens": upload.c_tokens,
+            "weight": 1.0 if equal else learner_weight(upload.c_tokens, upload.c_steps),
+            "correct": correct and not round_.sweep,
+        },
     )
 
 
@@ -199,7 +238,7 @@ def _excuse(draft: Draft, sealed: Round, missed: tuple[int, ...]) -> None:
             continue
         draft.sweep_missed = draft.sweep_missed.set(learner, generation)
         for round_ in draft.rounds:
-            if round_.status is Status.GATHERING and round_.sweep and round_.owes(learner, generation):
+            if round_.status is GATHERING and round_.sweep and round_.owes(learner, generation):
                 draft.put(replace(round_, excused=round_.excused + 1))
 
 

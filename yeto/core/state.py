@@ -22,10 +22,11 @@ from immutables import Map
 from yeto.core.config import CoreConfig
 from yeto.core.decisions import Decision, Ignored
 from yeto.core.events import Event
-from yeto.core.parts import Dial, Gated, Link, Phase, Round, Status, made
+from yeto.core.parts import GATHERING, Dial, Gated, Link, Phase, Round, made
 from yeto.core.values import FragmentMark, LedgerEntry, Member, SessionTerms
 
 _EMPTY: Map[Any, Any] = Map()
+_new = object.__new__
 _NAMES_SHOWN = 8  # a sentence that lists two thousand learners explains nothing
 
 
@@ -89,6 +90,8 @@ class Fields:
     # Rounds and their pace.
     rounds: tuple[Round, ...] = ()
     last_open: float | None = None
+    opens_at: float = math.inf
+    """While running: when the throttle lets the next round open, by the estimates after this event."""
     paced: Map[int, Member] = _EMPTY
     """Members last frozen: the throttle looks at them."""
     slowest: Slowest = NO_ESTIMATE
@@ -117,12 +120,14 @@ class Fields:
     @property
     def num_fragments(self) -> int:
         """P; 0 before the session has terms."""
-        return 0 if self.terms is None else self.terms.num_fragments
+        terms = self.terms
+        return 0 if terms is None else terms.num_fragments
 
     @property
     def quorum(self) -> int:
         """K of the next attempt: every learner in a budget finish."""
-        return self.config.num_learners if self.config.budget_finish else self.config.quorum
+        config = self.config
+        return config.num_learners if config.budget_finish else config.quorum
 
     @property
     def depth(self) -> int:
@@ -150,19 +155,21 @@ class Fields:
 
     def everyone(self) -> tuple[Member, ...]:
         """The current members, in learner order."""
-        return tuple(self.current[learner] for learner in sorted(self.current))
+        current = self.current
+        return tuple([current[learner] for learner in sorted(current)])
 
     def find(self, step: int) -> Round | None:
         """The open round ``step``, or None."""
-        index = step - self.step - 1
-        return self.rounds[index] if 0 <= index < len(self.rounds) else None
+        index, rounds = step - self.step - 1, self.rounds
+        return rounds[index] if 0 <= index < len(rounds) else None
 
     def find_gathering(self, step: int, attempt: int) -> Round | None:
         """The open round ``step`` if just this attempt of it still takes answers, or None."""
-        round_ = self.find(step)
-        if round_ is None or round_.status is not Status.GATHERING or round_.attempt != attempt:
+        index, rounds = step - self.step - 1, self.rounds
+        if not 0 <= index < len(rounds):
             return None
-        return round_
+        round_ = rounds[index]
+        return round_ if round_.attempt == attempt and round_.status is GATHERING else None
 
 
 @frozen(kw_only=True, slots=False)
@@ -173,22 +180,20 @@ class State(Fields):
 class Draft(Fields):
     """The next state while one event is being worked in, and the decisions it caused."""
 
+    __slots__ = ("decisions",)  # beside the dictionary, which becomes the state's as it is
     decisions: list[Decision]
 
     @classmethod
     def of(cls, state: State) -> Draft:
         """A draft that starts as ``state``."""
-        draft = object.__new__(cls)
+        draft = _new(cls)
         draft.__dict__ = state.__dict__.copy()
         draft.decisions = []
         return draft
 
     def freeze(self) -> tuple[State, tuple[Decision, ...]]:
-        """The finished state and its decisions; the draft is used up, its fields are the state's."""
-        fields = self.__dict__
-        decisions = tuple(fields.pop("decisions"))
-        self.__dict__ = {}
-        return made(State, fields), decisions
+        """The finished state and its decisions; the draft is used up, its dictionary is the state's now."""
+        return made(State, self.__dict__), tuple(self.decisions)
 
     def emit(self, decision: Decision) -> None:
         """Take a decision."""
@@ -200,8 +205,9 @@ class Draft(Fields):
 
     def put(self, round_: Round) -> None:
         """Replace the open round of the same step."""
-        index = round_.step - self.step - 1
-        self.rounds = (*self.rounds[:index], round_, *self.rounds[index + 1 :])
+        rounds = list(self.rounds)
+        rounds[round_.step - self.step - 1] = round_
+        self.rounds = tuple(rounds)
 
 
 def moment(at: float) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 from yeto.core import commits, ending, opening, pushes, sealing, sessions
 from yeto.core import events as ev
 from yeto.core.decisions import Decision, SessionOpened
-from yeto.core.parts import Phase
+from yeto.core.parts import ENDED, RUNNING, Phase
 from yeto.core.resume import resumed_state
 from yeto.core.state import Draft, State
 from yeto.errors import CoordinatorError
@@ -72,16 +72,17 @@ def step(state: State, event: ev.Event) -> tuple[State, tuple[Decision, ...]]:
         CoordinatorError: The event is impossible even with delays; nothing has changed.
         ConfigError: The settings of a ``session_resumed`` are impossible; nothing has changed.
     """
-    if not state.at <= event.at < math.inf:
-        raise CoordinatorError(f"{event.kind}: time {event.at} lies before {state.at}")
-    if isinstance(event, ev.SessionResumed):
-        return _resume(event)
+    at = event.at
+    if not state.at <= at < math.inf:
+        raise CoordinatorError(f"{event.kind}: time {at} is none at or after {state.at}")
     entry = _TABLE.get(type(event))
     if entry is None:
+        if isinstance(event, ev.SessionResumed):
+            return _resume(event)
         raise CoordinatorError(f"{type(event).__name__} is not an event of the coordinator")
     phases, handle = entry
     draft = Draft.of(state)
-    draft.at = event.at
+    draft.at = at
     if draft.phase in phases:
         handle(draft, event)
     else:
@@ -95,20 +96,23 @@ def settle(draft: Draft) -> None:
 
     Also after an event that meant nothing: it has brought the time with it.
     """
-    if draft.phase is Phase.ENDED:
+    if draft.phase is ENDED:
         return
-    if draft.rounds:
+    restless = not sealing.at_rest(draft.rounds)
+    if restless:
         if sealing.settle_attempts(draft):
             commits.order_merges(draft)
         commits.order_commit(draft)
-    commits.release_broadcasts(draft)
-    if draft.phase is not Phase.RUNNING:
+    if draft.gated:
+        commits.release_broadcasts(draft)
+    if draft.phase is not RUNNING:
         ending.begin_budget(draft)
         opening.start_rounds(draft)
-    if draft.phase is Phase.RUNNING:
-        opening.retry_rounds(draft)
+    if draft.phase is RUNNING:
+        if restless:
+            opening.retry_rounds(draft)
         opening.open_rounds(draft)
-    if draft.phase is not Phase.RUNNING or draft.step >= draft.target:
+    if draft.phase is not RUNNING or draft.step >= draft.target:
         ending.settle_end(draft)
 
 

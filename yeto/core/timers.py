@@ -8,7 +8,8 @@ coordinator records and ignores.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from typing import TypeAlias
 
 from attrs import frozen
 
@@ -24,9 +25,20 @@ from yeto.core.events import (
     StartTimeoutPassed,
     StopDeadlinePassed,
 )
-from yeto.core.opening import opening_time
-from yeto.core.pacing import throttle_step
-from yeto.core.parts import Phase, Round, Status
+from yeto.core.opening import may_open
+from yeto.core.pacing import gate, throttle_step
+from yeto.core.parts import (
+    BUDGET,
+    FINALISING,
+    GATHERING,
+    PROVISIONAL,
+    RETRY,
+    RUNNING,
+    STOPPING,
+    WAITING,
+    Phase,
+    Round,
+)
 from yeto.core.state import State
 
 
@@ -38,46 +50,76 @@ class Timer:
     event: Event
 
 
+_ARMED: dict[Phase, tuple[tuple[str, type[Event]], ...]] = {
+    PROVISIONAL: (("start_deadline", StartTimeoutPassed),),
+    WAITING: (("start_deadline", StartTimeoutPassed), ("budget_deadline", BudgetWaitPassed)),
+    RUNNING: (("budget_deadline", BudgetWaitPassed),),
+    BUDGET: (("budget_deadline", BudgetWaitPassed),),
+    FINALISING: (("ack_deadline", FinalAckTimeoutPassed),),
+    STOPPING: (("stop_gather_deadline", StopDeadlinePassed), ("stop_deadline", StopDeadlinePassed)),
+}
+"""Fields that are deadlines in a phase, and their events; beside those of rounds and openings."""
+
+_Deadline: TypeAlias = tuple[float, type[Event] | None, Round | None]
+"""A deadline, the class of its event, and the round it belongs to, if it belongs to one."""
+
+
+def next_deadline(state: State) -> float:
+    """When the earliest deadline of the state is; infinite when only other facts can move it on.
+
+    For a caller that asks after every event, and for whom a timer seldom comes first. The state must be one
+    that ``step`` has returned, or an initial one.
+    """
+    return _earliest(state, state.opens_at)[0]
+
+
 def next_timer(state: State) -> Timer | None:
     """The earliest deadline of the state, or None when only other facts can move it on."""
-    earliest: Event | None = None
-    for event in _deadlines(state):
-        if earliest is None or event.at < earliest.at:
-            earliest = event
-    return None if earliest is None else Timer(at=earliest.at, event=earliest)
+    at, kind, round_ = _earliest(state, gate(state) if state.phase is RUNNING else math.inf)
+    if kind is None:
+        return None
+    fields: dict[str, int] = {}
+    if round_ is not None:
+        fields = {"step": round_.step, "attempt": round_.attempt}
+    elif kind is GateOpened:
+        fields = {"step": state.next_step}
+    return Timer(at=at, event=kind(at=at, **fields))
 
 
-def _deadlines(state: State) -> Iterator[Event]:
-    """Every deadline that is armed, as its event; at most two per open round and a handful beside."""
+def _earliest(state: State, opens: float) -> _Deadline:
+    """The earliest deadline that is armed; of several at one moment, the first that is looked at.
+
+    ``opens`` is when the throttle lets the next round open.
+    """
     phase = state.phase
-    if phase in (Phase.RUNNING, Phase.STOPPING):
+    earliest: _Deadline = (math.inf, None, None)
+    if phase is RUNNING or phase is STOPPING:
         for round_ in state.rounds:
-            yield from _of_round(round_)
-    if phase is Phase.RUNNING:
-        at = opening_time(state)
-        if at is not None:
-            yield GateOpened(at=at, step=state.next_step)
-        if state.blind_until is not None and not state.blind_over and throttle_step(state) is None:
-            yield FirstEstimateDeadlinePassed(at=state.blind_until)
-    if phase in (Phase.PROVISIONAL, Phase.WAITING) and state.start_deadline is not None:
-        yield StartTimeoutPassed(at=state.start_deadline)
-    if phase in (Phase.WAITING, Phase.RUNNING, Phase.BUDGET) and state.budget_deadline is not None:
-        yield BudgetWaitPassed(at=state.budget_deadline)
-    if phase is Phase.FINALISING and state.ack_deadline is not None:
-        yield FinalAckTimeoutPassed(at=state.ack_deadline)
-    if phase is Phase.STOPPING:
-        if state.stop_gather_deadline is not None:
-            yield StopDeadlinePassed(at=state.stop_gather_deadline)
-        if state.stop_deadline is not None:
-            yield StopDeadlinePassed(at=state.stop_deadline)
-
-
-def _of_round(round_: Round) -> Iterator[Event]:
-    if round_.status is Status.RETRY:
-        if round_.retry_at is not None:
-            yield RetryDue(at=round_.retry_at, step=round_.step, attempt=round_.attempt)
-    elif round_.status is Status.GATHERING:
-        if round_.grace_deadline is not None:
-            yield GraceElapsed(at=round_.grace_deadline, step=round_.step, attempt=round_.attempt)
-        if round_.sweep or len(round_.answers) < round_.quorum:
-            yield QuorumDeadlinePassed(at=round_.deadline, step=round_.step, attempt=round_.attempt)
+            status = round_.status
+            if status is GATHERING:
+                grace = round_.grace_deadline
+                if grace is not None and grace < earliest[0]:
+                    earliest = grace, GraceElapsed, round_
+                counts = round_.sweep or len(round_.answers) < round_.quorum
+                if counts and round_.deadline < earliest[0]:
+                    earliest = round_.deadline, QuorumDeadlinePassed, round_
+            elif status is RETRY:
+                retry = round_.retry_at
+                if retry is not None and retry < earliest[0]:
+                    earliest = retry, RetryDue, round_
+    if phase is RUNNING:
+        if opens < earliest[0] and may_open(state):
+            earliest = opens, GateOpened, None
+        blind = state.blind_until
+        if (
+            blind is not None
+            and blind < earliest[0]
+            and not state.blind_over
+            and throttle_step(state) is None
+        ):
+            earliest = blind, FirstEstimateDeadlinePassed, None
+    for name, kind in _ARMED.get(phase, ()):
+        at: float | None = getattr(state, name)
+        if at is not None and at < earliest[0]:
+            earliest = at, kind, None
+    return earliest

@@ -9,12 +9,25 @@ last global value it received, before blending. Everything here keeps that diffe
   Versions are comparable within one connection generation only: on a new one, the anchor's own version with
   the anchor's own bytes changes nothing, and anything that is not newer is a *roll-back*: the syncer went
   back to an older checkpoint, so work counted against the lost timeline is counted no more.
+* **Carrying** (``--merge-alpha carry``) is the other way to treat a later version: ``local <- received +
+  (local - anchor) - d``, where d is what the syncer got of this learner's newest push for a round that the
+  version contains. What was pushed comes back merged, and what was done since the snapshot is kept whole. It
+  stays counted, so every later push has all work that was not pushed before, and what quantisation took from
+  a push is in the weights and goes into the next one by itself. A push that missed its merge is lost whole.
+  Nobody but the learner knows what it pushed, so what a process finds saved by an earlier one is overwritten.
 * **Counting.** ``c_steps`` and ``c_tokens`` say how much work the difference contains. They start anew on
-  receipt and never on a push: a push that missed its merge is lost whole, the local weights keep it.
+  receipt and never on a push: a push that missed its merge is lost whole, the local weights keep it. When
+  work is carried they go on from the snapshot of the push that was taken off, or where they were without one.
 * **Holding.** A pull can overtake the broadcast of an earlier round on the same fragment. Answered at once,
   it would carry the work already pushed for that round, and the work would be merged twice. So a pull for
   round t is held while this learner has pushed the fragment for a round r < t and its anchor is below r.
   That cannot deadlock: round t exists only after the broadcast of a version >= r was ordered.
+* **Restarting.** A learner that goes on from saved state does not know what it pushed after that was saved.
+  Until its own first push of a fragment, a pull for round t is answered only from an anchor that contains
+  every earlier round of the fragment, t - P or newer.
+  Its anchors also tell one run from another: a syncer that offers initial values to a process whose saved
+  anchor is a later one is at the beginning of a run, or has lost all of this one. Its values would be half
+  mixed with the weights of the other run, so they are refused.
 * **Error feedback.** What 4-bit quantisation takes from a push is added to a later one; see ``Residual``.
 
 Pure bookkeeping on numpy arrays: no model, no network, no clock, one thread (the training thread).
@@ -22,140 +35,25 @@ Pure bookkeeping on numpy arrays: no model, no network, no clock, one thread (th
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import TypeAlias
+from attrs import define, field
 
-import numpy as np
-from attrs import define, field, frozen
-from numpy.typing import NDArray
+from yeto.learner.exchanged import (
+    Answer,
+    Broadcast,
+    Carry,
+    OtherRun,
+    Pull,
+    Receipt,
+    Residual,
+    SentDelta,
+    Taken,
+    Values,
+    Verdict,
+    newest,
+)
+from yeto.learner.pages import Page, SavedBook, restored_page
 
-from yeto.errors import ProtocolError
-
-Values: TypeAlias = NDArray[np.float32]
-"""A whole fragment: 1-D float32, tensors flattened and concatenated in layout order."""
-
-
-@frozen(kw_only=True, eq=False)
-class Broadcast:
-    """One received global fragment, decoded."""
-
-    generation: int
-    fragment: int
-    version: int
-    """Global step whose merge made these values; 0 for the initial ones."""
-    digest: str
-    """Digest of the bytes as received; equal digests mean equal values."""
-    values: Values = field(repr=False)
-
-
-@frozen(kw_only=True)
-class Pull:
-    """A request for this learner's delta of one fragment, for one attempt of one round."""
-
-    generation: int
-    fragment: int
-    step: int
-    attempt: int
-
-
-class Taken(Enum):
-    """What a received broadcast did."""
-
-    OVERWROTE = "overwrote"
-    BLENDED = "blended"
-    ROLLED_BACK = "rolled_back"
-    UNCHANGED = "unchanged"
-    IGNORED = "ignored"
-
-
-@frozen(kw_only=True)
-class Receipt:
-    """The effect of one broadcast on this learner."""
-
-    taken: Taken
-    alpha: float
-    """Share the local weights keep: 0 overwrites, 1 leaves them as they are."""
-    previous_version: int | None
-    """Version of the anchor before; None when there was none."""
-
-
-class Verdict(Enum):
-    """What to do with a pull now."""
-
-    ANSWER = "answer"
-    HOLD = "hold"
-    DROP = "drop"
-
-
-class Residual:
-    """What quantisation took from one push, known once that push is encoded.
-
-    After a push of ``d`` that was sent as ``q(d)``, a share ``alpha`` of the rest survives in the blended
-    local weights, so ``(1 - alpha) * (d - q(d))`` is what has to be made up for. It becomes *due* with the
-    first broadcast that can contain the push, and every push from that anchor on adds it; a repeated push of
-    the same round leaves a new residual in place of the old one, so nothing is summed twice.
-
-    Encoding happens beside training, so the value comes later than the object. Until then, and for ever when
-    the push was dropped before it was encoded, the residual that push would have carried stands in for it.
-    """
-
-    def __init__(self, *, step: int, carried: Residual | None) -> None:
-        """Make the residual of the push for round ``step``, which itself adds ``carried``."""
-        self.step = step
-        self._carried = carried
-        self._values: Values | None = None
-
-    def fill(self, values: Values) -> None:
-        """Set the residual of the push, now that it is encoded."""
-        self._values = values
-        self._carried = None
-
-    def values(self) -> Values | None:
-        """Return what to add to the next push, or None for nothing."""
-        if self._values is None and self._carried is not None:
-            return self._carried.values()
-        return self._values
-
-
-@frozen(kw_only=True, eq=False)
-class Answer:
-    """Everything a push needs beside the local weights; immutable, so any thread may encode it."""
-
-    pull: Pull
-    base_version: int
-    anchor: Values = field(repr=False)
-    local_step: int
-    c_steps: int
-    c_tokens: int
-    staleness: int
-    """Global steps the anchor is behind the version that round ``pull.step`` is based on."""
-    carried: Residual | None
-    """Residual to add before encoding."""
-    leaves: Residual | None
-    """Residual to fill after encoding; None without error feedback."""
-    residual_scale: float
-    """``1 - alpha``, the share of the quantisation error that the local weights lose."""
-
-
-@define(kw_only=True)
-class _Fragment:
-    """The book's page for one fragment."""
-
-    anchor: Values | None = None
-    version: int = 0
-    digest: str = ""
-    is_own_init: bool = False
-    """The anchor is what this learner itself sent as INIT; no broadcast has confirmed it yet."""
-    generation: int | None = None
-    """Generation on which a broadcast of this fragment was last received."""
-    c_steps: int = 0
-    c_tokens: int = 0
-    pushed_step: int | None = None
-    """Round of the last push."""
-    answered: Pull | None = None
-    """Last pull answered since the last broadcast."""
-    due: Residual | None = None
-    pending: Residual | None = None
+__all__ = ["Answer", "Broadcast", "FragmentBook", "Pull", "SavedBook", "Taken", "Verdict", "newest"]
 
 
 @define(kw_only=True)
@@ -167,11 +65,15 @@ class FragmentBook:
     """Share of the local weights that survives a broadcast, in [0, 1)."""
     error_feedback: bool = False
     """Whether pushes are quantised and their errors fed back."""
-    _pages: list[_Fragment] = field(init=False)
+    carries: bool = False
+    """Whether a later version leaves work whole that was not pushed; ``alpha`` then means nothing."""
+    _pages: list[Page] = field(init=False)
+    _counted: tuple[int, int] = field(init=False, default=(0, 0))
+    """All steps and tokens counted; pages remember where they began."""
     _frozen_work: tuple[int, int] | None = field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
-        self._pages = [_Fragment() for _ in range(self.num_fragments)]
+        self._pages = [Page() for _ in range(self.num_fragments)]
 
     # -- what this learner did ------------------------------------------------------------------------
 
@@ -183,11 +85,9 @@ class FragmentBook:
         page = self._pages[fragment]
         page.anchor, page.version, page.digest, page.is_own_init = values, 0, digest, True
 
-    def count_step(self, tokens: int) -> None:
-        """Record one optimizer step on ``tokens`` raw tokens of the whole island."""
-        for page in self._pages:
-            page.c_steps += 1
-            page.c_tokens += tokens
+    def count_step(self, tokens: int, steps: int = 1) -> None:
+        """Record optimizer steps on ``tokens`` raw tokens of the whole island together."""
+        self._counted = (self._counted[0] + steps, self._counted[1] + tokens)
 
     def freeze(self, steps: int, tokens: int) -> None:
         """Stop training for good, at a budget: every later push states all ``steps`` and ``tokens``.
@@ -200,6 +100,7 @@ class FragmentBook:
         """Forget what is owed to later pushes: the final cut is the last word."""
         for page in self._pages:
             page.due = page.pending = None
+            page.sent = ()
 
     # -- what the syncer sent -------------------------------------------------------------------------
 
@@ -210,8 +111,9 @@ class FragmentBook:
             ProtocolError: the anchor's own version came again within a generation, with other bytes.
         """
         page = self._pages[broadcast.fragment]
+        page.is_unconfirmed = False
         page.answered = None
-        taken = self._judge(page, broadcast)
+        taken = page.judge(broadcast)
         page.generation = broadcast.generation
         previous = page.version if page.anchor is not None else None
         if taken is Taken.IGNORED:
@@ -219,36 +121,52 @@ class FragmentBook:
         page.is_own_init = False
         if taken is Taken.UNCHANGED:
             return Receipt(taken=taken, alpha=1.0, previous_version=previous)
+        anchor = page.anchor
         page.anchor, page.version, page.digest = broadcast.values, broadcast.version, broadcast.digest
-        page.c_steps = page.c_tokens = 0
+        is_frozen = self._frozen_work is not None
+        if self.carries and not is_frozen and taken in (Taken.BLENDED, Taken.ROLLED_BACK):
+            if page.is_foreign:
+                taken = Taken.OVERWROTE
+            else:
+                assert anchor is not None, "only a later broadcast is blended or rolls back"
+                return self._carry(page, anchor, taken, previous)
+        page.begun_at = self._counted
+        page.is_foreign = False
         if taken is Taken.BLENDED:
             if page.pending is not None and page.version >= page.pending.step:
                 page.due, page.pending = page.pending, None
         else:
             page.pushed_step = page.due = page.pending = None
+            page.sent = ()
         alpha = 0.0 if taken is Taken.OVERWROTE else self.alpha
-        if self._frozen_work is not None:
-            alpha = 1.0
-        return Receipt(taken=taken, alpha=alpha, previous_version=previous)
+        return Receipt(taken=taken, alpha=1.0 if is_frozen else alpha, previous_version=previous)
+
+    def require_run(self, broadcast: Broadcast) -> None:
+        """Refuse a syncer that is at the beginning of a run when what was restored is not.
+
+        Raises:
+            OtherRun: it is.
+        """
+        page = self._pages[broadcast.fragment]
+        if page.is_unconfirmed and page.version > 0 and broadcast.version == 0:
+            raise OtherRun(self.global_step)
 
     @staticmethod
-    def _judge(page: _Fragment, broadcast: Broadcast) -> Taken:
-        if page.anchor is None:
-            return Taken.OVERWROTE
-        same = broadcast.version == page.version and broadcast.digest == page.digest
-        if same:
-            return Taken.UNCHANGED
-        if page.is_own_init:
-            return Taken.OVERWROTE
-        if broadcast.version > page.version:
-            return Taken.BLENDED
-        if page.generation != broadcast.generation:
-            return Taken.ROLLED_BACK
-        if broadcast.version < page.version:
-            return Taken.IGNORED
-        raise ProtocolError(
-            f"fragment {broadcast.fragment}: version {broadcast.version} came twice with different bytes; "
-            "two syncers answer at this address, or the syncer is broken"
+    def _carry(page: Page, anchor: Values, taken: Taken, previous: int | None) -> Receipt:
+        """Take off what the new anchor contains, and go on counting from its snapshot."""
+        pushed = None
+        if taken is Taken.ROLLED_BACK:
+            page.pushed_step, page.sent = None, ()
+        elif page.sent and page.sent[0].step <= page.version:
+            for sent in page.sent:
+                if sent.values is not None:
+                    pushed, page.begun_at = sent.values, sent.begun_at
+            page.sent = ()
+        return Receipt(
+            taken=Taken.CARRIED if taken is Taken.BLENDED else taken,
+            alpha=1.0,
+            previous_version=previous,
+            carry=Carry(anchor=anchor, pushed=pushed),
         )
 
     # -- what the syncer asks for ---------------------------------------------------------------------
@@ -264,7 +182,9 @@ class FragmentBook:
         overtook = (
             page.pushed_step is not None and page.pushed_step < pull.step and page.version < page.pushed_step
         )
-        if overtook or page.answered == pull or self._work(page)[0] < 1:
+        # After a restart only an anchor that contains every earlier round excludes that it was pushed for.
+        unknown = page.is_restored and page.version < pull.step - self.num_fragments
+        if overtook or unknown or page.answered == pull or self._work(page)[0] < 1:
             return Verdict.HOLD
         return Verdict.ANSWER
 
@@ -273,10 +193,16 @@ class FragmentBook:
         page = self._pages[pull.fragment]
         assert page.anchor is not None, "only a pull with verdict ANSWER is answered"
         leaves = None
-        if self.error_feedback and self._frozen_work is None:
+        sent = None
+        if self._frozen_work is None:
             # Frozen weights keep the whole rest themselves, so there is nothing to make up for.
-            leaves = page.pending = Residual(step=pull.step, carried=page.due)
+            if self.carries:
+                sent = SentDelta(step=pull.step, begun_at=self._counted)
+                page.sent = (*(one for one in page.sent if one.step == pull.step), sent)
+            elif self.error_feedback:
+                leaves = page.pending = Residual(step=pull.step, carried=page.due)
         page.pushed_step = pull.step
+        page.is_restored = False
         page.answered = pull
         c_steps, c_tokens = self._work(page)
         return Answer(
@@ -290,22 +216,56 @@ class FragmentBook:
             carried=page.due,
             leaves=leaves,
             residual_scale=1.0 - self.alpha,
+            sent=sent,
         )
 
-    def _work(self, page: _Fragment) -> tuple[int, int]:
-        return self._frozen_work if self._frozen_work is not None else (page.c_steps, page.c_tokens)
+    def _work(self, page: Page) -> tuple[int, int]:
+        if self._frozen_work is not None:
+            return self._frozen_work
+        steps, tokens = self._counted
+        return steps - page.begun_at[0], tokens - page.begun_at[1]
+
+    # -- what outlives the process --------------------------------------------------------------------
+
+    def saved(self) -> SavedBook:
+        """Return what a later process needs to go on; what was received on this connection is not part."""
+        return SavedBook(
+            fragments=tuple(page.saved(self._counted) for page in self._pages),
+            frozen_work=self._frozen_work,
+        )
+
+    def restore(self, book: SavedBook) -> None:
+        """Go on, in a process that has just started, from what another one saved."""
+        self._pages = [restored_page(fragment, self._counted) for fragment in book.fragments]
+        if self.carries:
+            for page in self._pages:
+                page.is_foreign, page.due, page.pending = True, None, None
+        self._frozen_work = book.frozen_work
 
     # -- what others ask ------------------------------------------------------------------------------
 
     @property
     def is_complete(self) -> bool:
         """Whether the syncer has sent every fragment, so that training may start."""
-        return all(page.anchor is not None and not page.is_own_init for page in self._pages)
+        return self.num_received == self.num_fragments
+
+    @property
+    def num_received(self) -> int:
+        """How many fragments the syncer has sent, to this process or an earlier one."""
+        return sum(page.anchor is not None and not page.is_own_init for page in self._pages)
 
     @property
     def global_step(self) -> int:
         """Newest version among the anchors."""
         return max((page.version for page in self._pages), default=0)
+
+    def has_work(self, fragment: int) -> bool:
+        """Whether there is a step that a push of the fragment would state."""
+        return self._work(self._pages[fragment])[0] > 0
+
+    def work(self, fragment: int) -> tuple[int, int]:
+        """Return the steps and tokens that a push of the fragment would state."""
+        return self._work(self._pages[fragment])
 
     def version(self, fragment: int) -> int | None:
         """Version of a fragment's anchor; None without one."""
@@ -315,22 +275,3 @@ class FragmentBook:
     def anchor(self, fragment: int) -> Values | None:
         """Raw anchor of a fragment; None without one. Not to be written to."""
         return self._pages[fragment].anchor
-
-
-def newest(held: Broadcast | None, arrived: Broadcast) -> Broadcast | None:
-    """Return which of two broadcasts of a fragment waits for the boundary; None leaves things as they are.
-
-    A learner in a long step receives many; only the newest matters, which bounds what waits to one fragment
-    each. Across generations the later arrival wins, whatever its version: see the module's text.
-
-    Raises:
-        ProtocolError: one version came twice within a generation, with different bytes.
-    """
-    if held is None or held.generation != arrived.generation or arrived.version > held.version:
-        return arrived
-    if arrived.version == held.version and arrived.digest != held.digest:
-        raise ProtocolError(
-            f"fragment {arrived.fragment}: version {arrived.version} came twice with different bytes; "
-            "two syncers answer at this address, or the syncer is broken"
-        )
-    return None

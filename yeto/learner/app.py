@@ -4,14 +4,16 @@ The training thread may be busy for minutes in code that nothing can interrupt (
 step), so it is asked to stop, not made to. A first Ctrl-C or SIGTERM is honoured at the next opportunity:
 between micro batches, or at once while the thread waits; while the task is still loading there is nothing to
 save, and the process leaves without it. A second one ends the process on the spot.
+
+Of several ranks the head does all this. The others follow it from the same kind of thread, leave signals to
+it, and end when it does; a rank that is lost ends all of them, wherever their threads may be.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
 import random
 import signal
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -23,42 +25,56 @@ from yeto.learner.bells import Bell
 from yeto.learner.client import Client
 from yeto.learner.config import LearnerConfig
 from yeto.learner.connection import Shared
+from yeto.learner.ending import Outcome
+from yeto.learner.follower import run_follower
 from yeto.learner.identity import Identity
+from yeto.learner.island import SOLO, Island
+from yeto.learner.leaving import INTERRUPTED, SIGNALS, Patience, leave_now
 from yeto.learner.mailbox import STOPPED, Arrivals, Departures, Stop
 from yeto.learner.progress import Progress
+from yeto.learner.sinks import open_sinks
 from yeto.learner.task import Task
-from yeto.learner.trainer import Outcome, Trainer
-
-INTERRUPTED = 130
-"""Exit code of a process that a second Ctrl-C ended at once (128 + SIGINT)."""
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from yeto.learner.trainer import Trainer
+from yeto.learner.watch import Loss
 
 
-def run_learner(config: LearnerConfig, make_task: Callable[[], Task]) -> int:
-    """Run a learner in the main thread of this process until its run is over.
+def run_learner(config: LearnerConfig, make_task: Callable[[], Task], island: Island = SOLO) -> int:
+    """Run a learner, or one rank of it, in the main thread of this process until its run is over.
 
     Args:
         config: how to train and whom to exchange with.
         make_task: loads model and data; called on the training thread, so that signals work meanwhile.
+        island: this rank's; not opened yet.
 
     Returns:
         The exit code: 0 after the final cut (or, without a syncer, after the last step), 1 when the syncer
-        refused this learner or never answered, 4 when the run was stopped before its final cut.
+        refused this learner or never answered or a rank was lost, 4 when the run was stopped before its final
+        cut; of a rank that is not the head 0 whenever the head has ended the run.
 
     Raises:
-        ConfigError: the output folder or the log cannot be written to.
+        ConfigError: the output folder, the log or a sink of curves cannot be written to.
         YetoError: the task cannot be loaded or trained, or the result not saved.
     """
+    if not island.is_head:
+        return run_follower(config, make_task, island)
     _require_writable(config.output_dir)
+    sinks = open_sinks(config)
     with Progress(
-        learner_id=config.learner_id, max_local_steps=config.max_local_steps, log_path=config.log_jsonl
+        learner_id=config.learner_id,
+        max_local_steps=config.max_local_steps,
+        log_path=config.log_jsonl,
+        sinks=sinks,
     ) as progress:
-        learner = Learner(config, make_task, progress)
-        outcome = trio.run(learner.run, True)
-    if learner.is_abandoned:
-        # Its thread sits in a library call; an interpreter that shuts down under it may crash or hang.
-        _leave_now(outcome.exit_code)
+        learner = Learner(config, make_task, progress, island=island)
+        try:
+            outcome = trio.run(learner.run, True)
+        except Exception as error:
+            island.close(str(error))
+            raise
+    island.close(outcome.reason if learner.is_abandoned else None)
+    if learner.is_abandoned or sinks.is_stuck:
+        # A thread sits in a library call; an interpreter that shuts down under it may crash or hang.
+        leave_now(outcome.exit_code)
     return outcome.exit_code
 
 
@@ -71,6 +87,7 @@ class Learner:
         make_task: Callable[[], Task],
         progress: Progress,
         rng: random.Random | None = None,
+        island: Island = SOLO,
     ) -> None:
         """Prepare; nothing happens before ``run``.
 
@@ -79,11 +96,14 @@ class Learner:
             make_task: loads model and data, on the training thread.
             progress: told what happens.
             rng: chance of the back-off; seeded from the system by default.
+            island: this rank's, which is the head.
         """
         self._rng = rng
         self._config = config
         self._make_task = make_task
         self._progress = progress
+        self._island = island
+        self._loss: Loss | None = None
         self._arrivals = Arrivals()
         self._client: Client | None = None
         self._identity: Identity | None = None
@@ -117,6 +137,8 @@ class Learner:
             departures=departures,
             progress=self._progress,
             on_ready=ready,
+            island=self._island,
+            on_lost=self._lose_from(trio.lowlevel.current_trio_token()),
         )
         outcome = Outcome(exit_code=STOPPED, reason="stopped while loading; nothing was trained")
         failure: Exception | None = None
@@ -143,6 +165,8 @@ class Learner:
             raise failure
         if self._thread_scope.cancelled_caught:
             self.is_abandoned = True
+            if self._loss is not None:
+                outcome = Outcome(exit_code=1, reason=self._loss.reason)
             self._progress.failed(outcome.exit_code, outcome.reason)
             self._progress.notice(outcome.reason)
         return outcome
@@ -164,19 +188,29 @@ class Learner:
         self._client = Client(shared, self._progress, self._rng)
         await self._client.run()
 
+    def _lose_from(self, token: trio.lowlevel.TrioToken) -> Callable[[Loss], None]:
+        """Return what ends the run, called from another thread, when a rank is lost."""
+
+        def lose(loss: Loss) -> None:
+            self._loss = loss
+            # The thread may be in a call that waits for the lost rank for ever.
+            with contextlib.suppress(trio.RunFinishedError):
+                token.run_sync_soon(self._thread_scope.cancel)
+
+        return lose
+
     async def _watch_signals(
         self, trainer: Trainer, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         with trio.open_signal_receiver(*SIGNALS) as received:
             task_status.started()
-            asked = False
+            patience = Patience(self._island.size > 1)
             async for number in received:
-                name = signal.Signals(number).name
-                if asked:
+                if patience.is_first():
+                    self._stop(signal.Signals(number).name, trainer)
+                elif patience.is_over():
                     self._progress.restore_terminal()
-                    _leave_now(INTERRUPTED)
-                asked = True
-                self._stop(name, trainer)
+                    leave_now(INTERRUPTED)
 
     def _stop(self, name: str, trainer: Trainer) -> None:
         """Have the run end at the next opportunity."""
@@ -201,10 +235,3 @@ def _require_writable(folder: Path) -> None:
         raise ConfigError(
             f"--output-dir {folder}: cannot be written to: {error.strerror}; name another folder"
         ) from error
-
-
-def _leave_now(code: int) -> None:
-    """End the process without waiting for any thread."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

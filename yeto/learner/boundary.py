@@ -4,7 +4,7 @@ The training thread never waits for the network, and the network never touches t
 step the training thread crosses the boundary, in this order:
 
 1. a complete final cut ends the run's training: it is the last word;
-2. received broadcasts are applied, in the order they came;
+2. received broadcasts are applied, in the order they came (blended, or with local work carried over);
 3. pulls are answered, from the weights as they are then.
 
 Broadcasts come before pulls because an answer must be measured from the newest anchor there is. The snapshot
@@ -14,10 +14,29 @@ is all the training thread does for an answer; subtracting, encoding and sending
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
-from yeto.learner.anchors import Answer, Broadcast, FragmentBook, Pull, Receipt, Verdict
-from yeto.learner.fragments import LiveFragments
+from yeto.learner.anchors import FragmentBook
+from yeto.learner.exchanged import Answer, Broadcast, Carry, Pull, Receipt, Values, Verdict
+from yeto.learner.fragments import Snapshot
 from yeto.learner.mailbox import Arrivals, Departures, FinalCut, Push
+from yeto.learner.stopwatch import Stopwatch
+
+
+class Weights(Protocol):
+    """The local weights, by fragment: of one process, or of all ranks of an island."""
+
+    def snapshot(self, fragment: int) -> Snapshot:
+        """Copy the local weights of a fragment to the host."""
+        ...
+
+    def blend(self, fragment: int, received: Values, alpha: float) -> None:
+        """Set ``local = alpha * local + (1 - alpha) * received``, in float32."""
+        ...
+
+    def add(self, fragment: int, values: Values, scale: float) -> None:
+        """Set ``local = local + scale * values``, in float32."""
+        ...
 
 
 class Boundary:
@@ -26,18 +45,23 @@ class Boundary:
     def __init__(
         self,
         *,
-        fragments: LiveFragments,
+        fragments: Weights,
         book: FragmentBook,
         arrivals: Arrivals,
         departures: Departures,
+        stopwatch: Stopwatch,
         on_broadcast: Callable[[Broadcast, Receipt], None],
         on_answer: Callable[[Answer], None],
     ) -> None:
-        """Take the two sides and two observers, which are called on the training thread and must be quick."""
+        """Take the two sides, a stopwatch that is told how long each takes, and two observers.
+
+        The observers are called on the training thread and must be quick.
+        """
         self._fragments = fragments
         self._book = book
         self._arrivals = arrivals
         self._departures = departures
+        self._stopwatch = stopwatch
         self._on_broadcast = on_broadcast
         self._on_answer = on_answer
         self._held: dict[int, Pull] = {}
@@ -53,20 +77,36 @@ class Boundary:
 
         Raises:
             ProtocolError: the syncer contradicts itself, see ``FragmentBook.receive``.
+            OtherRun: the syncer's run is not that of the restored state.
         """
         mail = self._arrivals.take()
         if mail.final is not None:
             self._held.clear()
             return mail.final
         for broadcast in mail.broadcasts:
-            receipt = self._book.receive(broadcast)
-            self._fragments.blend(broadcast.fragment, broadcast.values, receipt.alpha)
+            self._book.require_run(broadcast)
+            with self._stopwatch.section("receive"):
+                receipt = self._book.receive(broadcast)
+                if receipt.carry is None:
+                    self._fragments.blend(broadcast.fragment, broadcast.values, receipt.alpha)
+                else:
+                    self._carry(broadcast, receipt.carry)
             self._on_broadcast(broadcast, receipt)
         for pull in mail.pulls:
             self._held[pull.fragment] = pull
         for pull in tuple(self._held.values()):
             self._consider(pull, mail.generation, local_step)
         return None
+
+    def _carry(self, broadcast: Broadcast, carry: Carry) -> None:
+        """Set ``local = (local - anchor - pushed) + received``.
+
+        In this order: where nothing was done since the push, what is left in the bracket is an exact zero.
+        """
+        self._fragments.add(broadcast.fragment, carry.anchor, -1.0)
+        if carry.pushed is not None:
+            self._fragments.add(broadcast.fragment, carry.pushed, -1.0)
+        self._fragments.add(broadcast.fragment, broadcast.values, 1.0)
 
     def _consider(self, pull: Pull, generation: int | None, local_step: int) -> None:
         """Answer, keep or forget one pull."""
@@ -75,6 +115,7 @@ class Boundary:
             return
         del self._held[pull.fragment]
         if verdict is Verdict.ANSWER:
-            answer = self._book.answer(pull, local_step)
-            self._departures.push(Push(answer=answer, snapshot=self._fragments.snapshot(pull.fragment)))
+            with self._stopwatch.section("send"):
+                answer = self._book.answer(pull, local_step)
+                self._departures.push(Push(answer=answer, snapshot=self._fragments.snapshot(pull.fragment)))
             self._on_answer(answer)

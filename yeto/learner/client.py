@@ -6,6 +6,8 @@ What ends the loop:
 
 * SHUTDOWN, or a patience of a minute after the final cut was acknowledged;
 * ERROR, which is permanent: the syncer refuses this client for a reason that a retry does not mend;
+* TLS that does not fit, as long as no connection was good: a file or a flag is wrong. Later it is a syncer
+  that came back with another certificate, or an address that is another machine's now: that is mended there;
 * time: 900 s without a first connection, ``--give-up-after`` without a later one. Training goes on meanwhile,
   and its work is merged after the reconnection.
 
@@ -15,17 +17,19 @@ and closes at once is not asked without pause.
 
 from __future__ import annotations
 
+import math
 import random
 import secrets
 
 import trio
 
 from yeto.errors import ProtocolError, YetoError
-from yeto.learner.connection import Connection, PermanentFailure, SessionReleased, Shared, close_all
+from yeto.learner.connection import Connection, Shared
 from yeto.learner.identity import InitialFragment
+from yeto.learner.last_words import PermanentFailure, SessionReleased
 from yeto.learner.mailbox import STOPPED, Stop
 from yeto.learner.progress import Progress
-from yeto.link import LinkClosed, Target, backoff, dial
+from yeto.link import Dialler, LinkClosed, LinkRefused, Target, backoff
 from yeto.wire.legality import TensorSizes
 
 DIAL_SECONDS = 30.0
@@ -35,7 +39,7 @@ USEFUL_SECONDS = 60.0
 """A dial whose connection held until then was good, even if the syncer had nothing to say yet."""
 
 FINAL_PATIENCE_SECONDS = 60.0
-"""How long SHUTDOWN is waited for after the final cut was acknowledged, from the last connect."""
+"""How long SHUTDOWN is waited for after the final cut was acknowledged, from when a syncer was last met."""
 
 STOPPED_PATIENCE_SECONDS = 2.0
 """The same when the user wants to stop: time for the ACK to leave, no more."""
@@ -92,10 +96,10 @@ class Client:
             if (was_heard or now - started >= USEFUL_SECONDS) and not (is_broken and was_broken):
                 waits, lost_at, was_useful = backoff(self._rng), now, True
             was_broken = is_broken
-            if self._is_over(end):
+            if self._is_over(end, was_useful):
                 return
-            self._progress.link("down", str(end))
             limit = self._limit_seconds(was_useful)
+            self._progress.link("down", str(end), then=f"dialling again for up to {limit:.0f} s")
             if now - lost_at >= limit:
                 self._shared.arrivals.stop(self._given_up(was_useful, limit, end))
                 return
@@ -103,9 +107,9 @@ class Client:
                 self._be_patient()
             await trio.sleep(min(next(waits), max(0.0, lost_at + limit - now)))
 
-    def _is_over(self, end: YetoError) -> bool:
+    def _is_over(self, end: YetoError, was_useful: bool) -> bool:
         """Whether a connection that ended like this was the last one; tells the training thread why."""
-        if isinstance(end, PermanentFailure):
+        if isinstance(end, PermanentFailure) or (isinstance(end, LinkRefused) and not was_useful):
             self._shared.arrivals.stop(Stop(exit_code=1, reason=str(end)))
             return True
         if isinstance(end, SessionReleased):
@@ -129,32 +133,42 @@ class Client:
         if connection is None:
             return LinkClosed(f"no connection within {DIAL_SECONDS:.0f} s"), False
         self._progress.link("up", self._shared.config.syncer)
-        if self._shared.departures.saved is not None:
+        if self._shared.departures.saved is not None and self._patience.deadline == math.inf:
             self._be_patient()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch_acknowledgement, connection)
+            nursery.start_soon(self._watch, connection)
             end = await connection.run(self._initial)
             nursery.cancel_scope.cancel()
+        if connection.acknowledged.is_set() and self._patience.deadline == math.inf:
+            # It ended as soon as the ACK was out.
+            self._be_patient()
         self._has_cut = self._has_cut or connection.has_cut
         self._anchored |= connection.anchored
         if len(self._anchored) == len(self._shared.identity.layout.fragments):
             self._initial = ()
-        return end, connection.was_heard
+        return end, connection.heard.is_set()
 
     async def _dial(self) -> Connection:
         """Open and introduce a group; leaves nothing open when it fails or is cancelled."""
         config = self._shared.config
         host, port = await self._target.address()
-        streams = await dial(host, port, config.wan_streams)
+        dialler = Dialler(host, port, tls=config.tls, server_name=config.tls_server_name)
+        connection = Connection(self._shared, _draw_generation(), await dialler.open(), self._sizes)
         try:
-            connection = Connection(self._shared, _draw_generation(), streams, self._sizes)
-            await connection.introduce()
+            await connection.introduce(dialler)
         except BaseException:
-            await close_all(streams)
+            await connection.close()
             raise
         return connection
 
-    async def _watch_acknowledgement(self, connection: Connection) -> None:
+    async def _watch(self, connection: Connection) -> None:
+        """Grant the end more time when there is a syncer that may bring it.
+
+        To be connected says little: what accepts may be a tunnel whose other end is gone.
+        """
+        await connection.heard.wait()
+        if self._shared.departures.saved is not None:
+            self._be_patient()
         await connection.acknowledged.wait()
         self._be_patient()
 

@@ -9,9 +9,20 @@ from attrs import field, frozen
 
 from yeto.errors import ConfigError
 from yeto.link.dial import Target
+from yeto.link.tls import TlsContext
 
 NO_SYNCER = "none"
 """``--syncer none``: the same loop with nobody to merge with; the synchronous baseline."""
+
+RANK_TIMEOUT_SECONDS = 1200.0
+"""How long the ranks of an island wait for one that lives and does not come: more than it takes to read a
+large model from a slow disk or to save it there, less than anybody wants to pay for idle accelerators."""
+
+RANK_TIMEOUT_SECONDS_MIN = 180.0
+"""While the head waits for the syncer the others hear of it twice a minute."""
+
+CARRY = "carry"
+"""``--merge-alpha carry``: a broadcast takes out of the local weights what was pushed, and keeps the rest."""
 
 
 @frozen(kw_only=True)
@@ -34,6 +45,10 @@ class LearnerConfig:
     # The link.
     wan_streams: int = 4
     auth_key: bytes | None = field(default=None, repr=False)
+    tls: TlsContext | None = field(default=None, repr=False)
+    """Every stream is TLS when it is given."""
+    tls_server_name: str | None = None
+    """What the syncer's certificate must be for; ``None``: the host in ``syncer``."""
     first_connect_seconds: float = 900.0
     """How long the first connection is tried for; a fleet's machines start minutes apart."""
     give_up_seconds: float = 3600.0
@@ -41,7 +56,8 @@ class LearnerConfig:
     send_manifest: bool = True
 
     # The exchange.
-    merge_alpha: float = 0.5
+    merge_alpha: float | str = 0.5
+    """Share of the local weights that survives a broadcast, in [0, 1), or ``carry``; see ``FragmentBook``."""
     q4_error_feedback: bool = True
     budget_steps: int | None = None
 
@@ -55,9 +71,21 @@ class LearnerConfig:
     max_local_steps: int | None = None
     eval_every: int = 0
     torch_threads: int | None = None
+    rank_timeout_seconds: float = RANK_TIMEOUT_SECONDS
+    """How long a rank may keep the others of its island waiting."""
+
+    # What outlives the process.
+    state_dir: Path | None = None
+    """This learner's own folder, to go on from after its process is gone."""
+    state_every: int = 100
+    """Optimizer steps between two savings."""
 
     # What the user sees.
     log_jsonl: Path | None = None
+    tensorboard: Path | None = None
+    """Curves go to ``learner-<id>/`` in this folder, for TensorBoard."""
+    wandb: str | None = None
+    """Curves go to this project of Weights & Biases."""
 
     def __attrs_post_init__(self) -> None:
         checks: tuple[tuple[bool, str], ...] = (
@@ -70,8 +98,16 @@ class LearnerConfig:
             (self.fragments >= 1, f"--fragments {self.fragments}: need at least 1"),
             (0 <= self.wan_streams <= 256, f"--wan-streams {self.wan_streams}: must lie in 0..256"),
             (
-                0.0 <= self.merge_alpha < 1.0,
-                f"--merge-alpha {self.merge_alpha}: must lie in [0, 1); 0 overwrites the local weights",
+                self.merge_alpha == CARRY
+                if isinstance(self.merge_alpha, str)
+                else 0.0 <= self.merge_alpha < 1.0,
+                f"--merge-alpha {self.merge_alpha}: must lie in [0, 1), where 0 overwrites the local "
+                "weights, or be carry",
+            ),
+            (self.state_every >= 1, f"--state-every {self.state_every}: need at least 1"),
+            (
+                RANK_TIMEOUT_SECONDS_MIN <= self.rank_timeout_seconds < math.inf,
+                f"--rank-timeout {self.rank_timeout_seconds:g}: need at least {RANK_TIMEOUT_SECONDS_MIN:g} s",
             ),
             (self.grad_accum >= 1, f"--grad-accum {self.grad_accum}: need at least 1"),
             (self.warmup_steps >= 0, f"--warmup-steps {self.warmup_steps}: must not be negative"),
@@ -137,6 +173,16 @@ class LearnerConfig:
     def has_syncer(self) -> bool:
         """Whether there is anybody to exchange fragments with."""
         return self.syncer != NO_SYNCER
+
+    @property
+    def carries(self) -> bool:
+        """Whether ``--merge-alpha carry`` was asked for."""
+        return self.merge_alpha == CARRY
+
+    @property
+    def owes_residuals(self) -> bool:
+        """Whether what quantisation takes from a push is added to a later one."""
+        return self.wire_dtype == "q4" and self.q4_error_feedback and not self.carries
 
     @property
     def unmerged_dir(self) -> Path:

@@ -9,30 +9,25 @@ Decoding and encoding happen in worker threads, so that neither heartbeats nor t
 
 from __future__ import annotations
 
-import contextlib
-
 import trio
 from attrs import evolve, field, frozen
 
 from yeto.errors import ProtocolError, YetoError
-from yeto.learner.anchors import Broadcast, Pull, Values
 from yeto.learner.bells import Bell
 from yeto.learner.config import LearnerConfig
-from yeto.learner.fragments import is_finite
+from yeto.learner.exchanged import Pull
 from yeto.learner.identity import Identity, InitialFragment
+from yeto.learner.incoming import Incoming
+from yeto.learner.last_words import PermanentFailure, SessionReleased, refusal
 from yeto.learner.mailbox import Arrivals, Departures, FinalCut
 from yeto.learner.push import encode_push
-from yeto.link import FrameStream, Group, LinkClosed, Places, new_buffer
-from yeto.wire import codecs, f32
-from yeto.wire.auth import REFUSAL
-from yeto.wire.digest import digest
+from yeto.link import Dialler, FrameStream, Group, LinkClosed, LinkRefused, Places, new_buffer
 from yeto.wire.frames import MessageType
 from yeto.wire.legality import TensorSizes
 from yeto.wire.messages import (
     BroadcastHeader,
     BudgetDone,
     DataHello,
-    ErrorMessage,
     FinalAck,
     FinalFragmentHeader,
     FinalManifest,
@@ -49,16 +44,19 @@ WORKERS = 2
 OUTBOX_SPARE_BYTES = 1024 * 1024
 """Room in the outbox for heads, beside every tensor twice."""
 
+DIALS_AT_A_TIME = 32
+"""Data streams that are opened together: half of the syncer's places for newcomers. 256 of them take eight
+times two or three round trips, which is within the ten seconds that they have."""
+
+SILENCE_SECONDS = 3600.0
+"""A connection on which the syncer has said nothing for so long is dialled anew.
+
+A dead machine or network shows within 20 s, by TCP. What does not is something between that goes on answering
+for a syncer it has lost. No step and no wait of a round takes so long; if one did, the work that was to be
+merged in it would be merged in the next."""
+
 REFUSAL_SECONDS = 2.0
 """How long the reason of a failed introduction is looked for."""
-
-
-class PermanentFailure(YetoError):
-    """The syncer said ERROR, or contradicted itself: nothing that a new connection would mend."""
-
-
-class SessionReleased(YetoError):
-    """The syncer said SHUTDOWN: this learner's part is done."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -82,29 +80,25 @@ class Connection:
     Attributes:
         generation: drawn for this dial.
         anchored: fragments of which the syncer has sent a broadcast.
-        was_heard: whether the syncer sent anything at all.
+        heard: set when the syncer has sent anything at all.
         acknowledged: set when the ACK of a saved cut was sent.
     """
 
-    def __init__(
-        self, shared: Shared, generation: int, streams: tuple[FrameStream, ...], sizes: TensorSizes
-    ) -> None:
-        """Make the group of dialled streams; ``introduce`` says HELLO on them."""
+    def __init__(self, shared: Shared, generation: int, control: FrameStream, sizes: TensorSizes) -> None:
+        """Make the group of an open control stream; ``introduce`` says HELLO and opens the others."""
         config = shared.config
         self._shared = shared
-        self._streams = streams
+        self._streams = [control]
         self._numels = [fragment.numel for fragment in shared.identity.layout.fragments]
-        self._bulk_codec = codecs.by_name(codecs.bulk_dtype(config.wire_dtype))
+        self._incoming = Incoming(generation, self._numels, config.wire_dtype)
         self._places = Places.learner(sizes)
-        self._manifest: FinalManifest | None = None
-        self._final: dict[int, tuple[int, str, Values]] = {}
         self._cut: FinalCut | None = None
         self.generation = generation
         self.anchored: set[int] = set()
-        self.was_heard = False
+        self.heard = trio.Event()
         self.acknowledged = trio.Event()
         self._group = Group(
-            streams[0],
+            control,
             config.wan_streams,
             places=self._places,
             outbox_bytes_max=2 * (sum(sizes.bulk) + sum(sizes.delta)) + OUTBOX_SPARE_BYTES,
@@ -112,45 +106,80 @@ class Connection:
             admit=self._admit,
             deliver=self._deliver,
             heartbeat=self._heartbeat,
+            silence_seconds=SILENCE_SECONDS,
         )
-        for index, stream in enumerate(streams[1:], start=1):
-            self._group.attach(index, stream)
 
     @property
     def has_cut(self) -> bool:
         """Whether a complete final cut came over this connection."""
         return self._cut is not None
 
-    async def introduce(self) -> None:
-        """Say who this is on every stream; the caller limits the time.
+    async def introduce(self, dialler: Dialler) -> None:
+        """Say who this is, and open the data streams; the caller limits the time.
+
+        A data stream says whose it is as soon as it is open, and only some are opened at a time: the syncer
+        has few places for connections that have said nothing.
+
+        Args:
+            dialler: has opened the control stream.
 
         Raises:
-            LinkClosed: the connection ended.
+            LinkClosed: the connection ended. What was opened is for ``close`` to close.
+            LinkRefused: it ended because one side does not take the other's TLS.
             PermanentFailure: it ended because the syncer refuses this learner.
         """
         shared, config = self._shared, self._shared.config
-        control, *data = self._streams
+        control = self._streams[0]
+        failures: list[LinkClosed] = []
+        at_a_time = trio.CapacityLimiter(DIALS_AT_A_TIME)
+
+        async def join(index: int) -> None:
+            hello = DataHello(learner=config.learner_id, generation=self.generation, stream=index)
+            async with at_a_time:
+                try:
+                    stream = await dialler.open()
+                    self._streams.append(stream)
+                    await stream.send(MessageType.DATA_HELLO, hello.encode())
+                except LinkClosed as error:
+                    failures.append(error)
+                    nursery.cancel_scope.cancel()
+                else:
+                    self._group.attach(index, stream)
+
         try:
             await control.send(MessageType.HELLO, shared.identity.hello(config, self.generation))
             if shared.identity.manifest is not None:
                 await control.send(MessageType.MANIFEST, shared.identity.manifest)
-            for index, stream in enumerate(data, start=1):
-                hello = DataHello(learner=config.learner_id, generation=self.generation, stream=index)
-                await stream.send(MessageType.DATA_HELLO, hello.encode())
+            async with trio.open_nursery() as nursery:
+                for index in range(1, config.wan_streams + 1):
+                    nursery.start_soon(join, index)
+            if failures:
+                raise failures[0]
         except LinkClosed:
             # A refused group is closed as a whole, and the reason may wait on the control stream.
             await self._raise_refusal()
             raise
 
+    async def close(self) -> None:
+        """Close every stream, also while cancelled, when closing one would end in ``Cancelled``."""
+        with trio.CancelScope(shield=True):
+            for stream in self._streams:
+                await stream.close()
+
     async def _raise_refusal(self) -> None:
-        """Raise what the syncer says on the control stream, if it says ERROR."""
+        """Raise what the syncer says on the control stream, if it says ERROR or does not take our TLS."""
         control = self._streams[0]
-        with trio.move_on_after(REFUSAL_SECONDS), contextlib.suppress(LinkClosed, ProtocolError):
-            header = await control.read_header()
-            self._places.control.check(header)
-            if header.type is MessageType.ERROR:
-                text = await control.read_exact(header.length, "an ERROR")
-                raise refusal(text)
+        with trio.move_on_after(REFUSAL_SECONDS):
+            try:
+                header = await control.read_header()
+                self._places.control.check(header)
+                if header.type is MessageType.ERROR:
+                    text = await control.read_exact(header.length, "an ERROR")
+                    raise refusal(text)
+            except LinkRefused:
+                raise
+            except (LinkClosed, ProtocolError):
+                pass
 
     async def run(self, initial: tuple[InitialFragment, ...]) -> YetoError:
         """Exchange until the connection ends.
@@ -177,7 +206,7 @@ class Connection:
                     end = error
                 nursery.cancel_scope.cancel()
         finally:
-            await close_all(self._streams)
+            await self.close()
         return end
 
     # -- outwards -------------------------------------------------------------------------------------
@@ -220,7 +249,7 @@ class Connection:
     # -- inwards --------------------------------------------------------------------------------------
 
     async def _on_control(self, kind: MessageType, payload: bytes) -> None:
-        self.was_heard = True
+        self.heard.set()
         match kind:
             case MessageType.PULL_REQ:
                 pull = PullRequest.decode(payload)
@@ -235,8 +264,7 @@ class Connection:
                     )
                 )
             case MessageType.FINAL_MANIFEST:
-                self._manifest = FinalManifest.decode(payload)
-                self._complete_cut()
+                self._offer(self._incoming.cut_by(FinalManifest.decode(payload)))
             case MessageType.ERROR:
                 raise refusal(payload)
             case MessageType.SHUTDOWN:
@@ -245,7 +273,7 @@ class Connection:
                 raise ProtocolError(f"{kind.name} is not a control message of the syncer")
 
     async def _admit(self, kind: MessageType, head: TensorHead, tensor_bytes: int) -> Buffer | None:
-        self.was_heard = True
+        self.heard.set()
         if kind is MessageType.BCAST_FRAGMENT and self._shared.departures.saved is not None:
             # The final cut was the last word.
             return None
@@ -254,7 +282,7 @@ class Connection:
     async def _deliver(self, kind: MessageType, head: TensorHead, buffer: Buffer) -> None:
         if isinstance(head, BroadcastHeader):
             broadcast = await trio.to_thread.run_sync(
-                self._decode_broadcast, head, buffer, limiter=self._shared.workers
+                self._incoming.broadcast, head, buffer, limiter=self._shared.workers
             )
             try:
                 self._shared.arrivals.put_broadcast(broadcast)
@@ -262,67 +290,13 @@ class Connection:
                 raise PermanentFailure(str(error)) from error
             self.anchored.add(head.fragment)
         elif isinstance(head, FinalFragmentHeader):
-            self._final[head.fragment] = await trio.to_thread.run_sync(
-                self._decode_final, head, buffer, limiter=self._shared.workers
+            part = await trio.to_thread.run_sync(
+                self._incoming.final, head, buffer, limiter=self._shared.workers
             )
-            self._complete_cut()
+            self._offer(self._incoming.cut_with(head.fragment, part))
 
-    def _decode_broadcast(self, head: BroadcastHeader, buffer: Buffer) -> Broadcast:
-        values = self._bulk_codec.decode(buffer, self._numels[head.fragment])
-        _require_finite(values, "BCAST_FRAGMENT", head.fragment, head.version)
-        return Broadcast(
-            generation=self.generation,
-            fragment=head.fragment,
-            version=head.version,
-            digest=digest(buffer),
-            values=values,
-        )
-
-    def _decode_final(self, head: FinalFragmentHeader, buffer: Buffer) -> tuple[int, str, Values]:
-        values = f32.decode(buffer, self._numels[head.fragment])
-        _require_finite(values, "FINAL_FRAGMENT", head.fragment, head.version)
-        return head.version, digest(buffer), values
-
-    def _complete_cut(self) -> None:
-        """Hand over the final cut once the manifest and every fragment of its version are here."""
-        manifest = self._manifest
-        if manifest is None:
-            return
-        fragments = [self._final.get(fragment) for fragment in range(len(self._numels))]
-        parts = [part for part in fragments if part is not None]
-        if tuple(version for version, _, _ in parts) != manifest.versions:
-            return
-        cut = FinalCut(
-            step=manifest.step,
-            versions=manifest.versions,
-            digests=tuple(one for _, one, _ in parts),
-            values=tuple(values for _, _, values in parts),
-        )
-        self._manifest = None
-        self._final.clear()
-        self._cut = evolve(cut, values=())
-        self._shared.arrivals.put_final(cut)
-
-
-def refusal(payload: bytes) -> PermanentFailure:
-    """Return what an ERROR means for this learner."""
-    text = ErrorMessage.decode(payload).text
-    if text == REFUSAL:
-        # The protocol fixes the words, so that they tell a stranger nothing; our user needs the remedy.
-        text += "; --auth-key-file must hold the syncer's key on every learner"
-    return PermanentFailure(f"refused by the syncer: {text}")
-
-
-async def close_all(streams: tuple[FrameStream, ...]) -> None:
-    """Close every stream of a group, also while cancelled, when closing one would end in ``Cancelled``."""
-    with trio.CancelScope(shield=True):
-        for stream in streams:
-            await stream.close()
-
-
-def _require_finite(values: Values, what: str, fragment: int, version: int) -> None:
-    """Values that are no numbers never reach the weights, whoever sent them."""
-    if not is_finite(values):
-        raise ProtocolError(
-            f"{what}: fragment {fragment}, version {version} holds values that are not finite"
-        )
+    def _offer(self, cut: FinalCut | None) -> None:
+        """Hand over the final cut, if there is one now."""
+        if cut is not None:
+            self._cut = evolve(cut, values=())
+            self._shared.arrivals.put_final(cut)

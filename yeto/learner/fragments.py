@@ -4,11 +4,14 @@ This is the only place where the model's tensors are read or written on behalf o
 the training thread only. A snapshot is a copy: whoever encodes it must not see a half-finished optimizer
 step. On CUDA the copy goes to pinned host memory without waiting for the device; the one who needs the values
 waits, beside training.
+
+Parameters may be held in parts by the ranks of an island. Then all ranks take part in a snapshot, and each
+blends its own part of what was received.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,8 @@ from attrs import field, frozen
 from torch import nn
 
 from yeto.errors import ConfigError
-from yeto.learner.anchors import Values
+from yeto.learner.exchanged import Values
+from yeto.learner.sharded import is_sharded, own, own_part, whole
 from yeto.wire.layout import Layout
 
 
@@ -59,24 +63,37 @@ class LiveFragments:
             [parameters[spec.name] for spec in fragment.tensors] for fragment in layout.fragments
         ]
         self._numels = [fragment.numel for fragment in layout.fragments]
+        self.is_sharded = is_sharded(parameters.values())
+        """Whether a snapshot needs every rank."""
+        self.device = next(iter(parameters.values())).device
+        """Where received values are wanted."""
+
+    def numel(self, fragment: int) -> int:
+        """Return the number of elements of a fragment."""
+        return self._numels[fragment]
 
     def snapshot(self, fragment: int) -> Snapshot:
         """Copy the local weights of a fragment to the host."""
-        parameters = self._fragments[fragment]
-        on_cuda = any(parameter.is_cuda for parameter in parameters)
+        on_cuda = self.device.type == "cuda"
         host = torch.empty(self._numels[fragment], dtype=torch.float32, pin_memory=on_cuda)
         offset = 0
-        for parameter in parameters:
+        for parameter in self._fragments[fragment]:
             end = offset + parameter.numel()
-            host[offset:end].copy_(parameter.detach().reshape(-1), non_blocking=on_cuda)
+            host[offset:end].copy_(whole(parameter).reshape(-1), non_blocking=on_cuda)
             offset = end
         if not on_cuda:
             return Snapshot(values=host, arrived=_already)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        copied.record()
+        # Of the fragment's device, which need not be the thread's current one.
+        copied.record(torch.cuda.current_stream(self.device))
         return Snapshot(values=host, arrived=copied.synchronize)
 
-    def blend(self, fragment: int, received: Values, alpha: float) -> None:
+    def contribute(self, fragment: int) -> None:
+        """Give this rank's part of the snapshot that another rank takes."""
+        for parameter in self._fragments[fragment]:
+            whole(parameter)
+
+    def blend(self, fragment: int, received: Values | torch.Tensor, alpha: float) -> None:
         """Set ``local = alpha * local + (1 - alpha) * received``, in float32.
 
         Args:
@@ -86,17 +103,36 @@ class LiveFragments:
         """
         if alpha == 1.0:
             return
-        source = torch.from_numpy(received)
-        offset = 0
         with torch.no_grad():
-            for parameter in self._fragments[fragment]:
-                end = offset + parameter.numel()
-                values = source[offset:end].view(parameter.shape).to(parameter.device)
+            for local, values in self._beside(fragment, received):
                 if alpha == 0.0:
-                    parameter.copy_(values)
+                    local.copy_(values)
                 else:
-                    parameter.mul_(alpha).add_(values, alpha=1.0 - alpha)
-                offset = end
+                    local.mul_(alpha).add_(values, alpha=1.0 - alpha)
+
+    def add(self, fragment: int, values: Values | torch.Tensor, scale: float) -> None:
+        """Set ``local = local + scale * values``, in float32.
+
+        Args:
+            fragment: number of the fragment.
+            values: 1-D float32 of the fragment's size.
+            scale: 1 adds and -1 subtracts exactly as float32 does.
+        """
+        with torch.no_grad():
+            for local, part in self._beside(fragment, values):
+                local.add_(part, alpha=scale)
+
+    def _beside(
+        self, fragment: int, values: Values | torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield what this rank holds of each tensor, with its part of ``values`` on the same device."""
+        source = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
+        offset = 0
+        for parameter in self._fragments[fragment]:
+            end = offset + parameter.numel()
+            part = own_part(parameter, source[offset:end].view(parameter.shape))
+            yield own(parameter), part.to(parameter.device)
+            offset = end
 
 
 def is_finite(values: Values) -> bool:

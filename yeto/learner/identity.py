@@ -7,8 +7,8 @@ from typing import Any
 
 from attrs import field, frozen
 
-from yeto.learner.anchors import Values
 from yeto.learner.config import LearnerConfig
+from yeto.learner.exchanged import Values
 from yeto.wire import codecs
 from yeto.wire.contract import TrainingManifest
 from yeto.wire.digest import digest

@@ -3,7 +3,8 @@
 Both are bounded by what they are, not by a number: one waiting broadcast, one pull and one answer per
 fragment, of which the newest wins, and one final cut. Worst memory of a learner beside its model, in units of
 its float32 trainables: 1 of anchors, 1 of waiting broadcasts, 1 of snapshots on their way out, 1 of a final
-cut; with error feedback at most 2 of residuals; and a buffer for each message that is being received.
+cut; with error feedback at most 2 of residuals, where work is carried 1 of what was pushed, and more only as
+long as a round is retried; and a buffer for each message that is being received.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 
 from attrs import field, frozen
 
-from yeto.learner.anchors import Answer, Broadcast, Pull, Values, newest
+from yeto.learner.exchanged import Answer, Broadcast, Pull, Values, newest
 from yeto.learner.fragments import Snapshot
 
 STOPPED = 4
@@ -134,16 +135,26 @@ class Arrivals:
             self._pulls.clear()
         return mail
 
-    def wait(self) -> None:
+    def wait(self, seconds: float | None = None) -> bool:
         """Wait until there is something new: mail, a reason to stop, or the release.
 
         A reason to stop counts once, so that whoever stays on after it can still wait for the rest.
+
+        Args:
+            seconds: give up then; None waits for as long as it takes.
+
+        Returns:
+            Whether there is something new.
         """
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._stop_is_news or self._released or self._final or self._broadcasts or self._pulls
+            news = self._changed.wait_for(
+                lambda: (
+                    self._stop_is_news or self._released or self._final or self._broadcasts or self._pulls
+                ),
+                seconds,
             )
             self._stop_is_news = False
+        return bool(news)
 
     @property
     def stopping(self) -> Stop | None:

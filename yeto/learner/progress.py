@@ -1,32 +1,15 @@
 """What the user sees of a learner: one line that is kept up to date, and a log that programs read.
 
-On a terminal the line is redrawn in place; elsewhere it is printed every few seconds. The log
-(``--log-jsonl``) has one JSON object a line, written at once, and never a NaN (null stands for one). ``at``
-is Unix time in seconds. Fields by ``kind``:
-
-* ``phase``: ``phase`` is ``loading``, ``waiting``, ``training``, ``frozen``, ``saving`` or ``finishing``;
-* ``link``: ``link`` is ``connecting``, ``up`` or ``down``; ``detail`` says why or with whom;
-* ``step``: ``local_step``, ``global_step``, ``loss`` (per target), ``targets`` of the step, ``tokens`` since
-  the start, ``tokens_per_second``, ``learning_rate``, ``gradient_norm``, ``merges``, ``staleness``, ``link``;
-* ``broadcast``: ``fragment``, ``version``, ``taken`` (``overwrote``, ``blended``, ``rolled_back``,
-  ``unchanged``, ``ignored``), ``merges``, ``global_step``, ``local_step``;
-* ``push``: ``fragment``, ``step`` (the round), ``attempt``, ``base_version``, ``staleness``, ``c_steps``,
-  ``c_tokens``, ``local_step``;
-* ``eval``: ``loss`` (per target), ``targets``, ``rows``, ``local_step``, ``global_step``;
-* ``notice``: ``text``;
-* ``exit``: ``code``, ``reason``, ``local_step``, ``global_step``, ``merges``, ``tokens``, ``empty_groups``,
-  ``seconds`` (per section of the training thread, ``unaccounted`` and ``total`` among them).
+On a terminal the line is redrawn in place; elsewhere it is printed every few seconds. For the log see
+:mod:`yeto.learner.run_log`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import sys
 import threading
 import time
-from collections import deque
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -34,16 +17,15 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from yeto.errors import ConfigError
-from yeto.learner.anchors import Answer, Broadcast, Receipt, Taken
+from yeto.learner.exchanged import Answer, Broadcast, Receipt, Taken
 from yeto.learner.loop import StepResult
+from yeto.learner.pace import Pace
+from yeto.learner.run_log import RunLog
+from yeto.learner.sinks import Sinks
 from yeto.learner.task import Evaluation
 
 PLAIN_LINE_SECONDS = 10.0
 """Time between two printed lines where lines cannot be redrawn."""
-
-RATE_STEPS = 20
-"""Steps that tokens/s is averaged over: enough to be steady, few enough to show a change."""
 
 
 class Progress:
@@ -55,6 +37,7 @@ class Progress:
         learner_id: int,
         max_local_steps: int | None = None,
         log_path: Path | None = None,
+        sinks: Sinks | None = None,
         stream: TextIO | None = None,
     ) -> None:
         """Open the log, which is appended to.
@@ -63,6 +46,7 @@ class Progress:
             learner_id: shown in front of every line.
             max_local_steps: where the run ends by itself, for the ETA.
             log_path: JSON lines go there; None writes none.
+            sinks: are fed with the same facts, and closed at the end.
             stream: where people read; stderr by default.
 
         Raises:
@@ -72,19 +56,15 @@ class Progress:
         self._max_local_steps = max_local_steps
         self._stream = sys.stderr if stream is None else stream
         self._lock = threading.Lock()
-        self._log: TextIO | None = None
-        if log_path is not None:
-            try:
-                log_path.parent.mkdir(parents=True, exist_ok=True)
-                self._log = log_path.open("a", encoding="utf-8")
-            except OSError as error:
-                raise ConfigError(f"--log-jsonl {log_path}: {error.strerror}") from error
+        self._sinks = Sinks() if sinks is None else sinks
+        self._log = RunLog(log_path)
         self._live: Live | None = None
         self._last_line = -math.inf
-        self._recent: deque[tuple[float, int]] = deque(maxlen=RATE_STEPS + 1)
+        self._pace = Pace()
         self._phase = "loading"
         self._link = "none"
         self._link_said = ("", "")
+        self._fragments = 0, 0
         self._loss: float | None = None
         self._staleness = 0
         self.local_step = 0
@@ -109,11 +89,9 @@ class Progress:
         if self._live is not None:
             self._live.stop()
             self._live = None
-        if self._log is not None:
-            # What could not be written was told when it happened.
-            with contextlib.suppress(OSError):
-                self._log.close()
-            self._log = None
+        self._log.close()
+        for trouble in self._sinks.close():
+            self._print(f"learner {self._learner_id}: {trouble}")
 
     # -- facts ----------------------------------------------------------------------------------------
 
@@ -123,10 +101,24 @@ class Progress:
             self._phase = phase
             self._write("phase", phase=phase)
 
-    def link(self, state: str, detail: str) -> None:
+    def fragments(self, received: int, num_fragments: int) -> None:
+        """The learner waits until every fragment was received; so many were."""
+        with self._lock:
+            self._fragments = received, num_fragments
+
+    def idle(self) -> None:
+        """The learner has been waiting for a while."""
+        self._show()
+
+    def link(self, state: str, detail: str, then: str = "") -> None:
         """The link is ``connecting``, ``up`` or ``down``.
 
         People are told once: an hour of dialling in vain, always for the same reason, is one line of it.
+
+        Args:
+            state: of the link.
+            detail: where to, or why not.
+            then: what happens next, for people only.
         """
         with self._lock:
             self._link = state
@@ -136,13 +128,22 @@ class Progress:
             if is_news:
                 self._link_said = (state, detail)
         if is_news:
-            self._say(f"link {state}: {detail}")
+            self._say(f"link {state}: {detail}" + (f"; {then}" if then else ""))
+
+    def resumed(self, local_step: int, tokens: int, *, global_step: int) -> None:
+        """The learner goes on from saved state; ``tokens`` is the sum since the start."""
+        with self._lock:
+            self.local_step, self.tokens, self.global_step = local_step, tokens, global_step
+        self.notice(
+            f"resumed at local step {local_step}, global step {global_step}: weights, optimizer, place in "
+            "the rows, chance and anchors are as saved"
+        )
 
     def stepped(self, result: StepResult, *, local_step: int, tokens: int) -> None:
         """An optimizer step was taken; ``tokens`` is the sum since the start."""
         with self._lock:
             self.local_step, self.tokens, self._loss = local_step, tokens, result.loss
-            self._recent.append((time.monotonic(), tokens))
+            self._pace.stepped(tokens)
             self._write(
                 "step",
                 local_step=local_step,
@@ -150,7 +151,7 @@ class Progress:
                 loss=result.loss,
                 targets=result.targets,
                 tokens=tokens,
-                tokens_per_second=round(self._rate(), 3),
+                tokens_per_second=round(self._pace.tokens_per_second(), 3),
                 learning_rate=result.learning_rate,
                 gradient_norm=result.gradient_norm,
                 merges=self.merges,
@@ -163,7 +164,7 @@ class Progress:
         """A broadcast crossed the boundary."""
         with self._lock:
             self.global_step = global_step
-            if receipt.taken in (Taken.BLENDED, Taken.ROLLED_BACK):
+            if receipt.taken in (Taken.BLENDED, Taken.CARRIED, Taken.ROLLED_BACK):
                 self.merges += 1
             self._write(
                 "broadcast",
@@ -257,10 +258,12 @@ class Progress:
     def line(self) -> str:
         """Return the progress line."""
         with self._lock:
-            parts = [f"learner {self._learner_id}: {self._phase}"]
+            parts = [f"learner {self._learner_id}: {self._phase}{self._awaited()}"]
             if self._loss is not None:
                 parts += [f"local step {self.local_step}", f"loss {self._loss:.4f}"]
-                parts.append(f"{self._rate():,.0f} tokens/s")
+                if rate := self._pace.tokens_per_second():
+                    # One step has no pace yet.
+                    parts.append(f"{rate:,.0f} tokens/s")
             if self._link != "none":
                 parts += [f"global step {self.global_step}", f"{self.merges} merges"]
                 parts += [f"staleness {self._staleness}", f"link {self._link}"]
@@ -268,6 +271,23 @@ class Progress:
             if eta is not None:
                 parts.append(f"ETA {int(eta) // 3600}:{int(eta) % 3600 // 60:02}:{int(eta) % 60:02}")
         return ", ".join(parts)
+
+    def _awaited(self) -> str:
+        """Return what is waited for, as far as it is known here: who else is in the run is not."""
+        if self._phase == "frozen":
+            return " at its budget, until the syncer has merged the rest"
+        if self._phase == "finishing":
+            return ", until the syncer ends the session"
+        if self._phase != "waiting":
+            return ""
+        received, num_fragments = self._fragments
+        if self._link != "up":
+            return " for a connection to the syncer"
+        if received:
+            return f" for the first weights: {received} of {num_fragments} fragments are here"
+        if self._learner_id == 0:
+            return " for the syncer to open the run with this learner's first weights"
+        return " for the run to open: learner 0 brings the first weights, and the syncer says who is missing"
 
     def _show(self) -> None:
         now = time.monotonic()
@@ -287,33 +307,14 @@ class Progress:
         self._stream.write(line + "\n")
         self._stream.flush()
 
-    def _rate(self) -> float:
-        if len(self._recent) < 2:
-            return 0.0
-        (first, before), (last, after) = self._recent[0], self._recent[-1]
-        return (after - before) / (last - first) if last > first else 0.0
-
     def _eta_seconds(self) -> float | None:
-        if self._max_local_steps is None or len(self._recent) < 2:
+        if self._max_local_steps is None:
             return None
-        per_step = (self._recent[-1][0] - self._recent[0][0]) / (len(self._recent) - 1)
-        return max(0, self._max_local_steps - self.local_step) * per_step
+        return self._pace.seconds_for(max(0, self._max_local_steps - self.local_step))
 
     def _write(self, kind: str, **fields: Any) -> None:
-        if self._log is None:
-            return
-        record = {"kind": kind, "at": round(time.time(), 6)} | {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in fields.items()
-        }
-        try:
-            self._log.write(json.dumps(record, allow_nan=False) + "\n")
-            self._log.flush()
-        except OSError as error:
-            # A full disk is no reason to lose a training.
-            with contextlib.suppress(OSError):
-                self._log.close()
-            self._log = None
-            self._print(
-                f"learner {self._learner_id}: --log-jsonl ends here: {error.strerror}; training goes on"
-            )
+        for trouble in self._sinks.feed(kind, fields):
+            self._print(f"learner {self._learner_id}: {trouble}")
+        end = self._log.write(kind, fields)
+        if end is not None:
+            self._print(f"learner {self._learner_id}: {end}")

@@ -16,8 +16,8 @@ from yeto.wire.messages import PushHeader
 def encode_push(push: Push, learner_id: int, dtype: str) -> tuple[PushHeader, bytes]:
     """Return the head and the tensor bytes of a push; blocks, so it belongs into a worker thread.
 
-    With error feedback it also fills the residual that this push leaves behind. Pushes of a fragment must be
-    encoded in the order they were answered.
+    With error feedback it also fills the residual that this push leaves behind, and where work is carried,
+    what the syncer will read. Pushes of a fragment must be encoded in the order they were answered.
 
     Args:
         push: the answer and its snapshot, which is used up.
@@ -33,11 +33,14 @@ def encode_push(push: Push, learner_id: int, dtype: str) -> tuple[PushHeader, by
     codec = codecs.by_name(dtype)
     payload = codec.encode(delta)
     # A delta that is not finite is refused by the syncer; fed back, it would spoil all later ones.
-    if answer.leaves is not None and np.isfinite(delta).all():
-        rest = codec.decode(payload, delta.size)
-        np.subtract(delta, rest, out=rest)
-        rest *= np.float32(answer.residual_scale)
-        answer.leaves.fill(rest)
+    if (answer.leaves is not None or answer.sent is not None) and np.isfinite(delta).all():
+        read = codec.decode(payload, delta.size)
+        if answer.sent is not None:
+            answer.sent.fill(read)
+        if answer.leaves is not None:
+            np.subtract(delta, read, out=read)
+            read *= np.float32(answer.residual_scale)
+            answer.leaves.fill(read)
     head = PushHeader(
         learner=learner_id,
         fragment=answer.pull.fragment,

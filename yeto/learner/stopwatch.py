@@ -1,4 +1,11 @@
-"""Where the training thread's time goes: sections that add up to the whole, and what no section claims."""
+"""Where the training thread's time goes: sections that add up to the whole, and what no section claims.
+
+``compute`` and ``data`` are the steps; ``boundary`` is looking what has arrived, ``receive`` taking it into
+the weights, ``send`` copying the weights for an answer; ``waiting`` is for the syncer, at the start, frozen,
+and at the end; ``loading``, ``evaluation``, ``saving``, ``logging`` and ``closing`` are what they say. What
+the network does beside training (encoding, sending, receiving) takes no time of this thread and is in no
+section.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +42,8 @@ class Stopwatch:
 
     @property
     def total(self) -> float:
-        """Seconds since the start."""
-        return self._clock() - self._started
+        """Seconds from the start to when ``seconds`` was last asked for: their sum."""
+        return self._since - self._started
 
     def _switch(self, name: str) -> str:
         now = self._clock()

@@ -30,6 +30,8 @@ class Batch:
     """Units the summed loss is divided by: weighted target tokens, or predicted elements. May be 0."""
     tokens: int
     """Raw units trained on: packed tokens including those without a loss, or samples."""
+    position: Any = field(default=None, repr=False)
+    """Where the data goes on behind this batch: what JSON can hold, understood by ``Task.batches`` alone."""
 
 
 @frozen(kw_only=True)
@@ -39,9 +41,9 @@ class Evaluation:
     loss_sum: float
     """Summed loss over all targets (nats for a language model)."""
     targets: int
-    """Number of targets in the sum; above 0."""
+    """Number of targets in the sum; 0 only in one rank's part."""
     rows: int
-    """Held-out rows read."""
+    """Held-out rows of the whole island."""
 
     @property
     def loss(self) -> float:
@@ -72,8 +74,16 @@ class Task(Protocol):
         """Return facts for people and for export, as JSON: model name, trainable share, dtype, device."""
         ...
 
-    def batches(self) -> Iterator[Batch]:
-        """Yield micro batches for ever; called once. The order depends on configuration and seed only."""
+    def batches(self, start: Any = None) -> Iterator[Batch]:
+        """Yield micro batches for ever; called once. The order depends on configuration and seed only.
+
+        Args:
+            start: the ``position`` of a batch that an earlier process got; the first one here is the batch
+                behind it. None begins at the beginning.
+
+        Raises:
+            ConfigError: the position belongs to other rows or to other settings.
+        """
         ...
 
     def loss(self, batch: Batch) -> torch.Tensor:
@@ -82,6 +92,9 @@ class Task(Protocol):
 
     def evaluate(self) -> Evaluation | None:
         """Measure the current weights on the held-out rows, without gradients; None when there are none.
+
+        All ranks of an island call it together. Each returns the sums over a part of its own, and all parts
+        are the whole; which one goes where is the task's to say.
 
         Leaves the model in training mode and draws nothing from the random state training uses.
         """

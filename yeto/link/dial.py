@@ -8,7 +8,6 @@ answered the first. Nothing here decides whether to try again; `backoff` says wh
 from __future__ import annotations
 
 import random
-import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -17,8 +16,9 @@ import trio
 from attrs import frozen
 
 from yeto.errors import ConfigError
-from yeto.link.errors import LinkClosed
+from yeto.link.errors import LinkClosed, LinkRefused
 from yeto.link.framing import FrameStream, set_socket_options
+from yeto.link.tls import TlsContext, connect_tls
 
 BACKOFF_BASE_SECONDS: Final = 1.0
 BACKOFF_CAP_SECONDS: Final = 30.0
@@ -81,53 +81,62 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-async def dial(
-    host: str, port: int, num_streams: int, *, tls: ssl.SSLContext | None = None
-) -> tuple[FrameStream, ...]:
-    """Open the 1 + S streams of a group; the caller limits the time.
+class Dialler:
+    """Opens the streams of one group, one after the other or several at a time."""
 
-    Args:
-        host: Name or address.
-        port: Port.
-        num_streams: S, the data streams.
-        tls: When given, every stream is TLS, and the syncer's certificate must be for `host`.
+    def __init__(
+        self, host: str, port: int, *, tls: TlsContext | None = None, server_name: str | None = None
+    ) -> None:
+        """Prepare.
 
-    Returns:
-        The control stream, then the data streams, with their socket options set.
+        Args:
+            host: Name or address.
+            port: Port.
+            tls: When given, every stream is TLS.
+            server_name: Name or address that the syncer's certificate must be for; by default the host.
+        """
+        self._host = host
+        self._port = port
+        self._tls = tls
+        self._server_name = server_name or host
+        self._address = host
 
-    Raises:
-        LinkClosed: The name has no address, or none that answers; the message names all that were tried.
-            No stream is left open, also when cancelled.
-    """
-    opened: list[FrameStream] = []
-    address = host
-    try:
-        for _ in range(1 + num_streams):
-            raw = await _connect(host, address, port)
-            opened.append(FrameStream(raw))
+    async def open(self) -> FrameStream:
+        """Open one more stream; the caller limits the time.
+
+        Returns:
+            The stream, with its socket options set.
+
+        Raises:
+            LinkClosed: The name has no address, or none that answers; the message names all that were tried.
+                Nothing is left open, also when cancelled.
+            LinkRefused: One side does not take the other's TLS.
+        """
+        raw: trio.SocketStream | None = None
+        try:
+            raw = await _connect(self._address, self._port)
             set_socket_options(raw)
             # A name may stand for several machines. A group belongs to one: the others go where this went.
-            address = raw.socket.getpeername()[0]
-            if tls is not None:
-                secure: trio.SSLStream[trio.SocketStream] = trio.SSLStream(raw, tls, server_hostname=host)
-                opened[-1] = FrameStream(secure)
-                await secure.do_handshake()
-    except BaseException as error:
-        for stream in opened:
-            await stream.close()
-        if isinstance(error, (OSError, trio.BrokenResourceError)):
-            raise LinkClosed(f"cannot connect to {host}:{port}: {error.__cause__ or error}") from error
-        raise
-    return tuple(opened)
+            self._address = raw.socket.getpeername()[0]
+            if self._tls is None:
+                return FrameStream(raw)
+            return FrameStream(await connect_tls(raw, self._tls, self._server_name))
+        except BaseException as error:
+            if raw is not None:
+                await FrameStream(raw).close()
+            if isinstance(error, OSError | LinkClosed):
+                kind = LinkRefused if isinstance(error, LinkRefused) else LinkClosed
+                raise kind(f"cannot connect to {self._host}:{self._port}: {error}") from error
+            raise
 
 
-async def _connect(host: str, address: str, port: int) -> trio.SocketStream:
+async def _connect(address: str, port: int) -> trio.SocketStream:
     try:
         return await trio.open_tcp_stream(address, port)
     except OSError as error:
         tried = error.__cause__
         reasons = tried.exceptions if isinstance(tried, ExceptionGroup) else (error,)
-        raise LinkClosed(f"cannot connect to {host}:{port}: {'; '.join(map(str, reasons))}") from error
+        raise LinkClosed("; ".join(map(str, reasons))) from error
 
 
 def backoff(

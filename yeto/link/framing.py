@@ -13,14 +13,18 @@ from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Awaitable
+from typing import Final, TypeVar
 
 import trio
 
+from yeto.link import direct
 from yeto.link.errors import LinkClosed
+from yeto.link.tls import TlsStream
+from yeto.link.traffic import Traffic
 from yeto.wire.frames import HEADER_BYTES, FrameHeader, MessageType, decode_header, encode_header
+
+T = TypeVar("T")
 
 READ_AHEAD_BYTES: Final = 16 * 1024
 """Most that is read beyond what was asked for: a tiny fragment's whole message, and less than half a percent
@@ -44,6 +48,9 @@ NOT_SENT_BYTES: Final = 1024 * 1024
 """A writer is woken when fewer bytes than this wait in the kernel. Trio's own 16 KiB would wake it for every
 16 KiB; with this much a slice goes out in a few calls, and a control message still waits for little."""
 
+HUNG_UP: Final = getattr(select, "POLLRDHUP", 0)
+"""What Linux tells of a socket whose peer has closed it, also when there is much to be read before."""
+
 PROBE_SECONDS: Final = 0.1
 """Most that `FrameStream.ended` waits for a TLS record of which a part has arrived."""
 
@@ -53,18 +60,21 @@ class FrameStream:
 
     Attributes:
         last_received_at: ``trio.current_time()`` when bytes last arrived, whatever they were.
+        traffic: Where its bytes are counted, see `count_in`.
     """
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         """Wrap a connected stream, inside ``trio.run``."""
         self._stream = stream
         self._socket = stream.socket if isinstance(stream, trio.SocketStream) else None
+        self._tls = stream if isinstance(stream, TlsStream) else None
         # Read-ahead: the bytes _ahead[_start:] were received and not yet asked for.
         self._ahead = b""
         self._start = 0
         self._scratch: memoryview | None = None
         self._waiting_since: float | None = None
         self.last_received_at = trio.current_time()
+        self.traffic = Traffic()
 
     @property
     def stream(self) -> trio.abc.Stream:
@@ -90,6 +100,11 @@ class FrameStream:
         Time that the reader spends on what it has read is not the peer's silence.
         """
         return 0.0 if self._waiting_since is None else trio.current_time() - self._waiting_since
+
+    def count_in(self, traffic: Traffic) -> None:
+        """Count there from now on; what was counted so far goes there too."""
+        traffic.add(self.traffic)
+        self.traffic = traffic
 
     async def read_header(self) -> FrameHeader:
         """Read a frame's 13 bytes. What is legal here is the caller's to check, before it reads on.
@@ -124,7 +139,7 @@ class FrameStream:
         return self._ahead[:size]
 
     async def read_into(self, view: memoryview, what: str = "a frame") -> None:
-        """Fill the view; its bytes come straight from the socket but for what was read ahead.
+        """Fill the view; but for what was read ahead, its bytes are received or decrypted straight into it.
 
         Raises:
             LinkClosed: The connection ended.
@@ -164,29 +179,34 @@ class FrameStream:
         header = encode_header(kind, length)
         try:
             if length <= JOIN_BYTES:
-                await self._stream.send_all(b"".join((header, *parts)))
+                await self._send_all(b"".join((header, *parts)))
             else:
-                await self._stream.send_all(b"".join((header, *parts[:-1])))
-                await self._stream.send_all(parts[-1])
+                await self._send_all(b"".join((header, *parts[:-1])))
+                await self._send_all(parts[-1])
+            self.traffic.sent += HEADER_BYTES + length
         except trio.ClosedResourceError:
             raise LinkClosed("the connection was closed on this side") from None
-        except trio.BrokenResourceError as error:
+        except (trio.BrokenResourceError, OSError) as error:
             await self.close()
+            self._check_tls(error)
             raise LinkClosed(f"sending failed: {_cause(error)}") from error
         except BaseException:
             await self.close()
             raise
 
     async def ended(self) -> bool:
-        """Whether the peer's end of the stream already lies in the receive buffer.
+        """Whether the peer's end of the stream has arrived, however much before it is still unread.
 
         Looks without waiting for bytes that are not here yet; what precedes the end is kept for the next
-        reads. An end behind more than the read-ahead is not seen, nor is one on a stream without a socket.
+        reads. Where the system does not tell, an end behind more than the read-ahead is not seen; nor is one
+        on a stream without a socket.
         """
         raw = underlying_socket(self._stream)
         if raw is None:
             return False
-        while (have := len(self._ahead) - self._start) < READ_AHEAD_BYTES and _readable(raw):
+        if _polled(raw) & HUNG_UP:
+            return True
+        while (have := len(self._ahead) - self._start) < READ_AHEAD_BYTES and _polled(raw):
             more = None
             with trio.move_on_after(PROBE_SECONDS):
                 try:
@@ -226,38 +246,54 @@ class FrameStream:
         finally:
             await self.close()
 
+    async def _send_all(self, data: bytes | memoryview) -> None:
+        if self._socket is None:
+            await self._stream.send_all(data)
+        else:
+            await direct.send_all(self._socket, data)
+
     async def _receive(self, most: int) -> bytes:
-        with self._waiting():
-            data = bytes(await self._stream.receive_some(most))
+        if self._socket is None:
+            data = bytes(await self._waiting(self._stream.receive_some(most)))
+        else:
+            data = await self._waiting(direct.receive(self._socket, most))
         self._note(len(data))
         return data
 
     async def _receive_into(self, view: memoryview) -> int:
-        if self._socket is None:
+        if self._socket is not None:
+            got = await self._waiting(direct.receive_into(self._socket, view))
+        elif self._tls is not None:
+            got = await self._waiting(self._tls.receive_into(view))
+        else:
             data = await self._receive(len(view))
             view[: len(data)] = data
             return len(data)
-        with self._waiting():
-            got = await self._socket.recv_into(view)
         self._note(got)
         return got
 
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
+    async def _waiting(self, read: Awaitable[T]) -> T:
         """Time a read, and say in our words how it failed."""
         self._waiting_since = trio.current_time()
         try:
-            yield
+            return await read
         except trio.ClosedResourceError:
             raise LinkClosed("the connection was closed on this side") from None
         except (trio.BrokenResourceError, OSError) as error:
+            self._check_tls(error)
             raise LinkClosed(f"receiving failed: {_cause(error)}") from error
         finally:
             self._waiting_since = None
 
+    def _check_tls(self, error: Exception) -> None:
+        """Raise LinkRefused if a failure is the peer's verdict on our certificate, which comes this late."""
+        if self._tls is not None and isinstance(error, trio.BrokenResourceError):
+            self._tls.check(error)
+
     def _note(self, received: int) -> None:
         if received:
             self.last_received_at = trio.current_time()
+            self.traffic.received += received
 
 
 def set_socket_options(stream: trio.abc.Stream) -> None:
@@ -286,15 +322,16 @@ def set_socket_options(stream: trio.abc.Stream) -> None:
 
 def underlying_socket(stream: trio.abc.Stream) -> trio.socket.SocketType | None:
     """Return the socket that carries a stream, also through TLS; None for streams without one."""
-    if isinstance(stream, trio.SSLStream):
-        stream = stream.transport_stream
+    if isinstance(stream, TlsStream):
+        stream = stream.raw
     return stream.socket if isinstance(stream, trio.SocketStream) else None
 
 
-def _readable(raw: trio.socket.SocketType) -> bool:
+def _polled(raw: trio.socket.SocketType) -> int:
+    """Return what there is to know of a socket's receiving side now; 0 when it has nothing."""
     poll = select.poll()
-    poll.register(raw.fileno(), select.POLLIN)
-    return bool(poll.poll(0))
+    poll.register(raw.fileno(), select.POLLIN | HUNG_UP)
+    return sum(event for _, event in poll.poll(0))
 
 
 def _ended(have: int, wanted: int, what: str) -> str:

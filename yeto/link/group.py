@@ -26,6 +26,7 @@ from yeto.link.errors import LinkClosed
 from yeto.link.framing import FrameStream
 from yeto.link.inbox import Admit, Deliver, Inbox, receive_bulk
 from yeto.link.outbox import Outbox, bulk_writer, write_control
+from yeto.link.traffic import Traffic
 from yeto.wire import legality
 from yeto.wire.frames import MessageType
 from yeto.wire.legality import Legality, TensorSizes
@@ -82,6 +83,7 @@ class Group:
     Attributes:
         outbox: Takes what is to be sent, at any time, also before `run` and after the end.
         inbox: Knows what is under way.
+        traffic: Bytes of all its streams, from their HELLO on.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Group:
         deliver: Deliver,
         heartbeat: Callable[[], bytes] | None = None,
         silence_seconds: float | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
         """Make a group of a control stream; its data streams are attached one by one.
 
@@ -110,6 +113,7 @@ class Group:
             heartbeat: Makes the payload of a HEARTBEAT, sent every 5 s; None sends none.
             silence_seconds: End the group after so long without a byte on the control stream; None waits
                 for ever. Time that `on_control`, `admit` or `deliver` takes is not the peer's silence.
+            traffic: Where bytes are counted together with those of other groups.
         """
         self.outbox = Outbox(num_streams, bytes_max=outbox_bytes_max)
         self.inbox = Inbox(Assembler(places.inner), places.sizes, admit, deliver, num_streams=num_streams)
@@ -118,6 +122,8 @@ class Group:
         self._heartbeat = heartbeat
         self._silence_seconds = silence_seconds
         self._control = control
+        self.traffic = Traffic() if traffic is None else traffic
+        control.count_in(self.traffic)
         self._data: list[FrameStream | None] = [None] * num_streams
         self._nursery: trio.Nursery | None = None
         self._finishing = trio.Event()
@@ -163,6 +169,7 @@ class Group:
         if self._data[index - 1] is not None:
             raise ProtocolError(f"data stream {index} is attached already")
         self._data[index - 1] = stream
+        stream.count_in(self.traffic)
         if self._nursery is not None:
             self._start_data(self._nursery, index - 1, stream)
         if None not in self._data:
@@ -192,15 +199,19 @@ class Group:
                 for index, stream in enumerate(self._data):
                     if stream is not None:
                         self._start_data(nursery, index, stream)
-                await self._finishing.wait()
-                self.outbox.stop_bulk()
-                with trio.move_on_after(LINGER_SECONDS):
-                    await self.outbox.control_flushed()
-                nursery.cancel_scope.cancel()
+                try:
+                    await self._finishing.wait()
+                    self.outbox.stop_bulk()
+                    with trio.move_on_after(LINGER_SECONDS):
+                        await self.outbox.control_flushed()
+                    nursery.cancel_scope.cancel()
+                finally:
+                    # A stream that is attached from here on is only closed: a nursery takes no task after
+                    # its last one has ended, which may be some time before we hear of it.
+                    self._nursery = None
             if self._reason is None:
                 await self._control.close_after_peer(LINGER_SECONDS)
         finally:
-            self._nursery = None
             self.outbox.fail(LinkClosed("the group has ended"))
             for open_stream in (self._control, *self._data):
                 if open_stream is not None:

@@ -103,7 +103,12 @@ class Outbox:
         self._control_under_way = 0
         self._failure: LinkClosed | None = None
         self._bulk_stopped = False
-        self._lot = trio.lowlevel.ParkingLot()
+        # Each task waits in a place of its own: a message wakes the one writer that has something to do, not
+        # all of them, which for a tiny message costs more than sending it.
+        self._places = [trio.lowlevel.ParkingLot() for _ in range(max(num_streams, 1))]
+        self._control_place = trio.lowlevel.ParkingLot() if num_streams else self._places[0]
+        self._flush_place = trio.lowlevel.ParkingLot()
+        self._failure_place = trio.lowlevel.ParkingLot()
 
     @property
     def bytes_held(self) -> int:
@@ -147,7 +152,7 @@ class Outbox:
         self._newest[key] = order
         # A replaced message's place in the queue stays, or a fragment could wait for ever.
         self._waiting[key] = message
-        self._lot.unpark_all()
+        self._wake_next()
         return True
 
     def put_control(self, kind: MessageType, payload: bytes, *, replaces: Hashable = None) -> bool:
@@ -175,7 +180,7 @@ class Outbox:
             return False
         self._control[key] = Control(type=kind, payload=payload)
         self._control_bytes += len(payload)
-        self._lot.unpark_all()
+        self._control_place.unpark_all()
         return True
 
     def fail(self, reason: LinkClosed) -> None:
@@ -186,7 +191,8 @@ class Outbox:
             self.stop_bulk()
             self._started.clear()
             self._bytes = 0
-            self._lot.unpark_all()
+            for place in (*self._places, self._control_place, self._flush_place, self._failure_place):
+                place.unpark_all()
 
     def stop_bulk(self) -> None:
         """Start no more bulk messages and send no more slices; control messages still go out."""
@@ -198,7 +204,7 @@ class Outbox:
     async def failed(self) -> None:
         """Wait until the outbox fails, and raise why. A writer stuck in a send would not notice."""
         while self._failure is None:
-            await self._lot.park()
+            await self._failure_place.park()
         raise self._failure
 
     async def control_flushed(self) -> None:
@@ -210,7 +216,7 @@ class Outbox:
         while self._control or self._control_under_way:
             if self._failure is not None:
                 raise self._failure
-            await self._lot.park()
+            await self._flush_place.park()
 
     async def take(self, *, control: bool, stream: int | None) -> Control | Slice:
         """Wait for the next thing a writer has to send; it reports back with `sent`.
@@ -222,6 +228,7 @@ class Outbox:
         Raises:
             LinkClosed: The outbox failed.
         """
+        place = self._control_place if stream is None else self._places[stream]
         while self._failure is None:
             if control and self._control:
                 key = next(iter(self._control))
@@ -234,13 +241,14 @@ class Outbox:
                     self._start(stream)
                 if self._assigned[stream]:
                     return self._assigned[stream].popleft()
-            await self._lot.park()
+            await place.park()
         raise self._failure
 
     def sent(self, item: Control | Slice) -> None:
         """Take note that what `take` gave is sent."""
         if isinstance(item, Control):
             self._control_under_way -= 1
+            self._flush_place.unpark_all()
         else:
             started = self._started.get(item.chunk.message_id)
             if started is None:
@@ -249,7 +257,7 @@ class Outbox:
             if not started.slices_left:
                 del self._started[item.chunk.message_id]
                 self._bytes -= started.message.total
-        self._lot.unpark_all()
+                self._wake_next()
 
     def pieces(self, item: Slice) -> tuple[bytes, memoryview]:
         """Return a slice's bytes: what of the inner frame's header and head lies in it, and of the tensor."""
@@ -268,7 +276,14 @@ class Outbox:
         self._started[slices[0].chunk.message_id] = _Started(message, len(slices))
         for piece in slices:
             self._assigned[piece.stream].append(piece)
-        self._lot.unpark_all()
+            if piece.stream != stream:
+                self._places[piece.stream].unpark_all()
+        self._wake_next()
+
+    def _wake_next(self) -> None:
+        """Wake the writer whose turn it is, if there is a message to start; it looks whether it may."""
+        if self._waiting:
+            self._places[self._striper.turn].unpark_all()
 
 
 async def write_control(stream: FrameStream, outbox: Outbox) -> None:

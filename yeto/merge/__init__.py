@@ -8,26 +8,47 @@ Two layers do the same arithmetic:
 - one tensor at a time: ``average``, ``radial_directional_average``, ``isotropic``, ``correct_delta``,
   ``outer_step``;
 - one fragment at a time, straight from wire bytes: ``examine_push`` when a push arrives, ``merge_fragment``
-  after sealing, ``apply_outer_step`` at the commit.
+  after sealing, ``commit_fragment`` at the commit (or ``apply_outer_step``, of a gradient from elsewhere).
 
-Both work in chunks, in an order that nothing but the sizes decides, so the bits do not depend on the number
-of threads (``yeto.merge.chunks`` says how).
+Both run compiled loops (``yeto.merge.kernels``) over blocks (``yeto.merge.blocks``), in an order that nothing
+but the sizes decides, so the bits do not depend on the number of threads, nor on the processor.
+
+Names are imported when they are first used: a process that only decomposes matrices loads no compiler, and
+one that only reads flags not even torch.
 """
 
-from yeto.core import learner_weight
-from yeto.merge.chunks import is_finite, tensor_digest
-from yeto.merge.correction import correct_delta
-from yeto.merge.fragment import (
-    MergedGradient,
-    PushFacts,
-    PushInput,
-    TensorFacts,
-    examine_push,
-    merge_fragment,
-)
-from yeto.merge.isotropic import isotropic
-from yeto.merge.outer import OuterResult, apply_outer_step, outer_step
-from yeto.merge.reduction import average, radial_directional_average
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from yeto.core import learner_weight
+    from yeto.merge.correction import correct_delta
+    from yeto.merge.fragment import PushFacts, PushInput, examine_push, merge_fragment
+    from yeto.merge.iso import isotropic
+    from yeto.merge.outer import MergedGradient, OuterResult, apply_outer_step, commit_fragment, outer_step
+    from yeto.merge.passes import TensorFacts, compile_kernels, is_finite, tensor_digest
+    from yeto.merge.reduction import average, radial_directional_average
+
+_HOME = {
+    "MergedGradient": "yeto.merge.outer",
+    "OuterResult": "yeto.merge.outer",
+    "PushFacts": "yeto.merge.fragment",
+    "PushInput": "yeto.merge.fragment",
+    "TensorFacts": "yeto.merge.passes",
+    "apply_outer_step": "yeto.merge.outer",
+    "average": "yeto.merge.reduction",
+    "commit_fragment": "yeto.merge.outer",
+    "compile_kernels": "yeto.merge.passes",
+    "correct_delta": "yeto.merge.correction",
+    "examine_push": "yeto.merge.fragment",
+    "is_finite": "yeto.merge.passes",
+    "isotropic": "yeto.merge.iso",
+    "learner_weight": "yeto.core",
+    "merge_fragment": "yeto.merge.fragment",
+    "outer_step": "yeto.merge.outer",
+    "radial_directional_average": "yeto.merge.reduction",
+    "tensor_digest": "yeto.merge.passes",
+}
 
 __all__ = [
     "MergedGradient",
@@ -37,6 +58,8 @@ __all__ = [
     "TensorFacts",
     "apply_outer_step",
     "average",
+    "commit_fragment",
+    "compile_kernels",
     "correct_delta",
     "examine_push",
     "is_finite",
@@ -47,3 +70,10 @@ __all__ = [
     "radial_directional_average",
     "tensor_digest",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the module that has ``name``, on first use."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

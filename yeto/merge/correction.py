@@ -14,11 +14,14 @@ from __future__ import annotations
 import math
 from typing import Final
 
-import torch
 from attrs import frozen
 from torch import Tensor
 
-from yeto.merge.chunks import Source, TensorSource, combine, norm, product_sum, require_f32
+from yeto.merge.blocks import plan
+from yeto.merge.checks import require_f32
+from yeto.merge.memory import empty_floats
+from yeto.merge.passes import accumulate, product_sums
+from yeto.merge.sources import of_tensor
 
 COSINE_OK: Final = 0.2
 SHRINK: Final = 0.5
@@ -87,13 +90,15 @@ def correct_delta(delta: Tensor, momentum: Tensor) -> Tensor:
     """
     require_f32("delta", delta)
     require_f32("momentum", momentum, delta)
-    decided = correction(norm(delta), product_sum(delta, momentum), norm(momentum))
+    facts = product_sums(delta, momentum)
+    decided = correction(facts.norm, facts.dot, facts.momentum_norm)
     if decided is None:
         return delta.detach().clone()
-    corrected = torch.empty(delta.shape, dtype=torch.float32)
-    terms: list[tuple[Source, float]] = [
-        (TensorSource(delta), decided.delta_scale),
-        (TensorSource(momentum), decided.momentum_scale),
-    ]
-    combine(corrected.view(-1), 0, terms)
-    return corrected
+    corrected = empty_floats(delta.numel())
+    accumulate(
+        [of_tensor(delta), of_tensor(momentum)],
+        [[decided.delta_scale, decided.momentum_scale]],
+        corrected,
+        plan((delta.numel(),)),
+    )
+    return corrected.view(delta.shape)

@@ -6,9 +6,9 @@ each matrix on its own. Tensors of an AVG fragment (embeddings) are averaged, as
 in an ISO fragment, and every tensor in a closing sweep.
 
 The pass over a push that needs no other learner (digest, finiteness, norms, dot products with the momentum)
-is made when the push arrives. After sealing, one accumulation pass decodes each push chunk by chunk:
-decode -> negate -> correct -> accumulate, where the middle two are only coefficients of the last. Beside
-the gradient itself no tensor of the fragment's size is ever made.
+is made when the push arrives. After sealing, one accumulation pass decodes all pushes a few elements at a
+time: decode -> negate -> correct -> accumulate, where the middle two are only coefficients of the last.
+Beside the gradient itself no tensor of the fragment's size is ever made.
 
 The momentum handed to the correction is (1 - mu) times the Nesterov buffer; see ``yeto.merge.correction``.
 """
@@ -16,44 +16,29 @@ The momentum handed to the correction is (1 - mu) times the Nesterov buffer; see
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-import torch
+import numpy as np
 from attrs import frozen
 from torch import Tensor
 
 from yeto.errors import MergeError
-from yeto.merge.chunks import (
-    PayloadSource,
-    ProductSum,
-    TensorSource,
-    chunk_bounds,
-    product_sum,
-    require_f32,
-    wide_buffer,
-    widen,
-)
+from yeto.merge.blocks import Plan, plan
+from yeto.merge.checks import require_f32
 from yeto.merge.correction import EPSILON, correction
-from yeto.merge.isotropic import isotropic
-from yeto.merge.reduction import Contribution, average_into, radial_into, shares
-from yeto.wire.digest import digest
-from yeto.wire.errors import NonFiniteError
-from yeto.wire.layout import FragmentLayout, MergeMode, TensorSpec
+from yeto.merge.iso import isotropic
+from yeto.merge.memory import empty_floats
+from yeto.merge.outer import MergedGradient
+from yeto.merge.passes import TensorFacts, examine, product_sums
+from yeto.merge.reduction import Contribution, Reduced, reduce_into, shares
+from yeto.merge.sources import Source, flatten, of_payload, of_tensor
+from yeto.wire.digest import RunningDigest
+from yeto.wire.layout import FragmentLayout, MergeMode
 from yeto.wire.tensorbytes import Payload
 
 NORM_MAX: Final = 1e15
 """A push with a larger norm counts as not finite: no training makes one, and its squares leave f32."""
-
-
-@frozen
-class TensorFacts:
-    """What one pass over one tensor of a push finds."""
-
-    norm: float
-    """L2 norm of the learner delta d."""
-    dot: float
-    """d . momentum buffer."""
 
 
 @frozen(kw_only=True)
@@ -87,25 +72,14 @@ class PushInput:
     """What ``examine_push`` found, with the layout and against the same momentum; else computed again."""
 
 
-@frozen(kw_only=True, eq=False)
-class MergedGradient:
-    """The merged outer gradient of one fragment."""
-
-    gradient: Tensor
-    """1-D f32 in layout order."""
-    finite: bool
-    norm: float | None
-    """L2 norm over the whole fragment; None when not finite."""
-    corrected: tuple[int, ...]
-    """Indexes of the pushes in which the correction changed at least one tensor."""
-
-
 def examine_push(
     payload: Payload,
     dtype: str,
     numel: int,
     momentum: Tensor,
     layout: FragmentLayout | None = None,
+    *,
+    threads: int | None = None,
 ) -> PushFacts:
     """Examine a push when it arrives.
 
@@ -115,31 +89,35 @@ def examine_push(
         numel: elements of the fragment.
         momentum: the fragment's Nesterov buffer, 1-D f32.
         layout: the fragment's tensors; when given, their facts are kept for the merge.
+        threads: at most this many work at a time; None for one a core. It changes no bit.
 
     Raises:
         MergeError: a size does not fit.
     """
     require_f32("momentum", momentum)
-    source = PayloadSource(payload, dtype, numel)
-    spans = [(0, numel)] if layout is None else [(start, stop) for _, start, stop in _spans(layout)]
-    _require_numel("layout", spans[-1][1] if spans else 0, numel)
+    source = of_payload(payload, dtype, numel)
+    _require_numel("layout", numel if layout is None else layout.numel, numel)
     _require_numel("momentum", momentum.numel(), numel)
-    bytes_digest = digest(payload)
-    try:
-        tensors = _tensor_facts(source, spans, momentum)
-    except NonFiniteError:
-        return PushFacts(digest=bytes_digest, finite=False, norm=None, cosine_to_momentum=None)
-    squared, dot = 0.0, 0.0
+    cut = plan((numel,)) if layout is None else _cut(layout)
+    running, encoded = RunningDigest(), np.frombuffer(payload, dtype=np.uint8)
+
+    def digest(block: int) -> None:
+        # The bytes of the block, or nearly: what matters is that each byte has its turn.
+        start, stop = cut.elements(block)
+        running.update(encoded[encoded.size * start // numel : encoded.size * stop // numel])
+
+    tensors = examine(source, flatten(momentum), cut, chains=[digest], threads=threads)
+    squared, dot, momentum_squared = 0.0, 0.0, 0.0
     for facts in tensors:
         squared += facts.norm**2
         dot += facts.dot
-    length = math.sqrt(squared)
+        momentum_squared += facts.momentum_norm**2
+    length, momentum_length = math.sqrt(squared), math.sqrt(momentum_squared)
     if not length <= NORM_MAX:  # also catches NaN
-        return PushFacts(digest=bytes_digest, finite=False, norm=None, cosine_to_momentum=None)
-    momentum_length = math.sqrt(product_sum(momentum, momentum))
+        return PushFacts(digest=running.hex(), finite=False, norm=None, cosine_to_momentum=None)
     directed = length >= EPSILON and momentum_length >= EPSILON
     return PushFacts(
-        digest=bytes_digest,
+        digest=running.hex(),
         finite=True,
         norm=length,
         cosine_to_momentum=-dot / (length * momentum_length) if directed else None,
@@ -154,6 +132,7 @@ def merge_fragment(
     *,
     mu: float,
     plain_average: bool = False,
+    threads: int | None = None,
 ) -> MergedGradient:
     """Reduce the pushes of one sealed attempt.
 
@@ -163,116 +142,155 @@ def merge_fragment(
         momentum: the fragment's Nesterov buffer, 1-D f32.
         mu: outer momentum, in [0, 1).
         plain_average: closing sweep: weighted average of every tensor, nothing corrected.
+        threads: at most this many work at a time; None for one a core. It changes no bit.
 
     Raises:
         MergeError: a size or weight does not fit, the weights sum to 0, or a decomposition failed.
-        NonFiniteError: a q4 push was given that ``examine_push`` calls not finite.
+    """
+    radial = layout.mode is MergeMode.RDA and not plain_average
+    parts = parts_of(
+        pushes, layout, momentum, mu=mu, radial=radial, plain_average=plain_average, threads=threads
+    )
+    out = empty_floats(layout.numel)
+    reduced = reduce_into(
+        out, parts.sources, parts.momentum, parts.tensors, parts.cut, radial=radial, threads=threads
+    )
+    if layout.mode is MergeMode.ISO and not plain_average:
+        reduced = _isotropic(out, layout, reduced)
+    return parts.merged(out, reduced)
+
+
+@frozen(kw_only=True, eq=False)
+class Parts:
+    """What every push contributes to every tensor, before any element is reduced."""
+
+    sources: list[Source]
+    momentum: Source | None
+    """None if no correction asks for it."""
+    tensors: list[tuple[Contribution, ...]]
+    """For each tensor one contribution a push."""
+    corrected: tuple[int, ...]
+    """Indexes of the pushes in which the correction changed at least one tensor."""
+    cut: Plan
+
+    def merged(self, elements: Tensor, reduced: Sequence[Reduced]) -> MergedGradient:
+        """Return what was reduced into ``elements``, tensor by tensor, as the gradient of the fragment."""
+        squared = 0.0
+        for tensor in reduced:
+            squared += tensor.squared
+        finite = math.isfinite(squared)
+        return MergedGradient(
+            finite=finite,
+            norm=math.sqrt(squared) if finite else None,
+            corrected=self.corrected,
+            cut=self.cut,
+            factors=tuple(tensor.factor for tensor in reduced),
+            elements=elements,
+        )
+
+
+def parts_of(
+    pushes: Sequence[PushInput],
+    layout: FragmentLayout,
+    momentum: Tensor,
+    *,
+    mu: float,
+    radial: bool,
+    plain_average: bool = False,
+    threads: int | None = None,
+) -> Parts:
+    """Find out what every push contributes; arguments as for ``merge_fragment``.
+
+    Args:
+        pushes: in learner-id order.
+        layout: the fragment's tensors.
+        momentum: the fragment's Nesterov buffer.
+        mu: outer momentum.
+        radial: whether norms are needed for a radial-directional average.
+        plain_average: nothing is corrected.
+        threads: at most this many work at a time.
+
+    Raises:
+        MergeError: a size or weight does not fit, or the weights sum to 0.
     """
     require_f32("momentum", momentum)
-    numel = layout.numel
-    _require_numel("momentum", momentum.numel(), numel)
-    sources = [PayloadSource(push.payload, push.dtype, numel) for push in pushes]
-    parts = shares([push.weight for push in pushes])
-    correcting = not plain_average and any(push.correct for push in pushes)
-    need_norms = correcting or (layout.mode is MergeMode.RDA and not plain_average)
-    facts = [
-        _facts_of(push, source, layout, momentum) if need_norms else None
-        for push, source in zip(pushes, sources, strict=True)
+    _require_numel("momentum", momentum.numel(), layout.numel)
+    buffer, cut = flatten(momentum), _cut(layout)
+    sources = [of_payload(push.payload, push.dtype, layout.numel) for push in pushes]
+    correcting = [push.correct and not plain_average for push in pushes]
+    contributions = [
+        _contributions(
+            _facts_of(push, source, buffer, cut, threads) if radial or corrects else None,
+            share,
+            cut.tensors,
+            1.0 - mu if corrects else None,
+        )
+        for push, source, share, corrects in zip(
+            pushes, sources, shares([push.weight for push in pushes]), correcting, strict=True
+        )
     ]
-    buffer = TensorSource(momentum)
-    gradient = torch.empty(numel, dtype=torch.float32)
-    corrected: set[int] = set()
-    squared = 0.0
-    for index, (tensor, start, stop) in enumerate(_spans(layout)):
-        momentum_norm = 0.0
-        if correcting:
-            momentum_norm = math.sqrt(product_sum(momentum[start:stop], momentum[start:stop]))
-        contributions = []
-        for number, push in enumerate(pushes):
-            found = facts[number]
-            contribution = _contribution(
-                sources[number],
-                parts[number],
-                None if found is None else found[index],
-                momentum_norm if correcting and push.correct else 0.0,
-                1.0 - mu,
-            )
-            if contribution.momentum_scale:
-                corrected.add(number)
-            contributions.append(contribution)
-        mode = MergeMode.AVG if plain_average else layout.mode
-        squared += _reduce(gradient[start:stop], start, tensor, mode, contributions, buffer)
-    finite = math.isfinite(squared)
-    return MergedGradient(
-        gradient=gradient,
-        finite=finite,
-        norm=math.sqrt(squared) if finite else None,
-        corrected=tuple(sorted(corrected)),
+    corrected = tuple(
+        index for index, tensors in enumerate(contributions) if any(part.momentum_scale for part in tensors)
+    )
+    return Parts(
+        sources=sources,
+        momentum=of_tensor(buffer) if corrected else None,
+        tensors=list(zip(*contributions, strict=True)),
+        corrected=corrected,
+        cut=cut,
     )
 
 
-def _contribution(
-    source: PayloadSource, share: float, facts: TensorFacts | None, momentum_norm: float, damping: float
-) -> Contribution:
-    """Return one learner's part in one tensor; a scale of -1 is the one negation of its delta."""
+def _contributions(
+    facts: Sequence[TensorFacts] | None, share: float, tensors: int, damping: float | None
+) -> list[Contribution]:
+    """Return one learner's part in each tensor; a scale of -1 is the one negation of its delta.
+
+    Args:
+        facts: of its push; None when norms do not matter.
+        share: w / W.
+        tensors: how many there are.
+        damping: what makes the momentum buffer the momentum of the correction; None: nothing is corrected.
+    """
     if facts is None:
-        return Contribution(source, share, math.nan, -1.0)
-    decided = correction(facts.norm, -facts.dot * damping, momentum_norm * damping)
-    if decided is None:
-        return Contribution(source, share, facts.norm, -1.0)
-    return Contribution(source, share, decided.norm, -decided.delta_scale, decided.momentum_scale * damping)
-
-
-def _reduce(
-    out: Tensor,
-    offset: int,
-    tensor: TensorSpec,
-    mode: MergeMode,
-    contributions: Sequence[Contribution],
-    momentum: TensorSource,
-) -> float:
-    """Merge one tensor into ``out`` and return its sum of squares."""
-    if mode is MergeMode.RDA:
-        return radial_into(out, offset, contributions, momentum)
-    squared = average_into(out, offset, contributions, momentum)
-    if mode is MergeMode.ISO and len(tensor.shape) == 2:
-        out.copy_(isotropic(out.view(tensor.shape)).view(-1))
-        squared = product_sum(out, out)
-    return squared
+        return [Contribution(share, math.nan, -1.0)] * tensors
+    parts = []
+    for found in facts:
+        decided = None
+        if damping is not None:
+            decided = correction(found.norm, -found.dot * damping, found.momentum_norm * damping)
+        if decided is None or damping is None:
+            parts.append(Contribution(share, found.norm, -1.0))
+        else:
+            parts.append(
+                Contribution(share, decided.norm, -decided.delta_scale, decided.momentum_scale * damping)
+            )
+    return parts
 
 
 def _facts_of(
-    push: PushInput, source: PayloadSource, layout: FragmentLayout, momentum: Tensor
+    push: PushInput, source: Source, momentum: Tensor, cut: Plan, threads: int | None
 ) -> tuple[TensorFacts, ...]:
-    if push.facts is not None and len(push.facts.tensors) == len(layout.tensors):
+    if push.facts is not None and len(push.facts.tensors) == cut.tensors:
         return push.facts.tensors
-    return _tensor_facts(source, [(start, stop) for _, start, stop in _spans(layout)], momentum)
+    return examine(source, momentum, cut, threads=threads)
 
 
-def _tensor_facts(
-    source: PayloadSource, spans: Sequence[tuple[int, int]], momentum: Tensor
-) -> tuple[TensorFacts, ...]:
-    """Return norm and dot product of each span, in one pass over the payload."""
-    longest = max((end - begin for begin, end in spans), default=0)
-    squares, dots = ProductSum(longest), ProductSum(longest)
-    wide_delta, wide_momentum = wide_buffer(longest), wide_buffer(longest)
-    found = []
-    for begin, end in spans:
-        for start, stop in chunk_bounds(end - begin):
-            start, stop = begin + start, begin + stop
-            delta = widen(source.chunk(start, stop), wide_delta)
-            squares.add(delta, delta)
-            dots.add(delta, widen(momentum[start:stop], wide_momentum))
-        found.append(TensorFacts(math.sqrt(squares.take()), dots.take()))
-    return tuple(found)
-
-
-def _spans(layout: FragmentLayout) -> Iterator[tuple[TensorSpec, int, int]]:
-    """Yield each tensor with the range of elements it takes in the fragment."""
-    start = 0
-    for tensor in layout.tensors:
-        yield tensor, start, start + tensor.numel
+def _isotropic(out: Tensor, layout: FragmentLayout, averaged: Sequence[Reduced]) -> list[Reduced]:
+    """Replace each averaged matrix by its isotropic merge, in place."""
+    reduced, start = [], 0
+    for tensor, result in zip(layout.tensors, averaged, strict=True):
+        target = out[start : start + tensor.numel]
         start += tensor.numel
+        if len(tensor.shape) == 2:
+            target.copy_(isotropic(target.view(tensor.shape)).view(-1))
+            result = Reduced(1.0, product_sums(target, target).norm ** 2)
+        reduced.append(result)
+    return reduced
+
+
+def _cut(layout: FragmentLayout) -> Plan:
+    return plan(tuple(tensor.numel for tensor in layout.tensors))
 
 
 def _require_numel(name: str, numel: int, expected: int) -> None:

@@ -19,20 +19,15 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-import torch
 from attrs import frozen
 from torch import Tensor
 
 from yeto.errors import MergeError
-from yeto.merge.chunks import (
-    Source,
-    TensorSource,
-    combine,
-    norm,
-    require_f32,
-    rescale,
-    tensor_digest,
-)
+from yeto.merge.blocks import Plan, plan
+from yeto.merge.checks import require_f32
+from yeto.merge.memory import empty_floats
+from yeto.merge.passes import accumulate, norm, tensor_digest
+from yeto.merge.sources import Source, of_tensor
 
 CANCELLED: Final = 1e-6
 """|u| lies in [0, 1]; below this, directions cancel to within f32 rounding."""
@@ -42,13 +37,22 @@ CANCELLED: Final = 1e-6
 class Contribution:
     """One learner's part in one tensor: ``scale * source + momentum_scale * momentum``."""
 
-    source: Source
     share: float
     """w / W."""
     norm: float
     """L2 norm of the contribution as corrected; unused by the average."""
     scale: float = 1.0
     momentum_scale: float = 0.0
+
+
+@frozen
+class Reduced:
+    """A tensor that was reduced, up to a factor."""
+
+    factor: float
+    """What the elements that were written are still to be multiplied by."""
+    squared: float
+    """Sum of squares of what they are then."""
 
 
 def shares(weights: Sequence[float]) -> list[float]:
@@ -66,35 +70,54 @@ def shares(weights: Sequence[float]) -> list[float]:
     return [weight / total for weight in weights]
 
 
-def average_into(
-    out: Tensor, offset: int, contributions: Sequence[Contribution], momentum: Source | None = None
-) -> float:
-    """Write the weighted average to ``out`` (1-D f32) and return its sum of squares.
+def reduce_into(
+    out: Tensor,
+    sources: Sequence[Source],
+    momentum: Source | None,
+    tensors: Sequence[Sequence[Contribution]],
+    cut: Plan,
+    *,
+    radial: bool,
+    threads: int | None = None,
+) -> list[Reduced]:
+    """Reduce every tensor of a fragment.
+
+    The length of a radial-directional average is known only when its direction is, so what is written is the
+    direction; whoever reads it next multiplies by the factor.
 
     Args:
-        out: overwritten.
-        offset: where in the sources ``out`` begins.
-        contributions: in learner order.
+        out: 1-D f32, overwritten.
+        sources: in learner order.
         momentum: needed only if a contribution was corrected.
+        tensors: for each tensor, one contribution a source.
+        cut: the tensors.
+        radial: radial-directional average instead of the weighted average.
+        threads: as for ``yeto.merge.blocks.run``.
     """
-    return _weighted(out, offset, [(part, part.share) for part in contributions], momentum)
-
-
-def radial_into(
-    out: Tensor, offset: int, contributions: Sequence[Contribution], momentum: Source | None = None
-) -> float:
-    """Write the radial-directional average to ``out``; otherwise as ``average_into``."""
-    directed = [part for part in contributions if part.share > 0 and part.norm > 0]
-    if len(directed) < 2:
-        return average_into(out, offset, contributions, momentum)
-    radius = 0.0
-    for part in directed:
-        radius += part.share * part.norm
-    squared = _weighted(out, offset, [(part, part.share / part.norm) for part in directed], momentum)
-    length = math.sqrt(squared)
-    if length < CANCELLED:
-        return average_into(out, offset, contributions, momentum)
-    return rescale(out, radius / length)
+    everything = [*sources] if momentum is None else [*sources, momentum]
+    with_momentum = momentum is not None
+    radii = [_radius(parts) if radial else None for parts in tensors]
+    table = [
+        _average(parts, with_momentum) if radius is None else _directions(parts, with_momentum)
+        for parts, radius in zip(tensors, radii, strict=True)
+    ]
+    squared = accumulate(everything, table, out, cut, threads=threads)
+    cancelled = [
+        index
+        for index, radius in enumerate(radii)
+        if radius is not None and math.sqrt(squared[index]) < CANCELLED
+    ]
+    if cancelled:
+        for index in cancelled:
+            radii[index] = None
+            table[index] = _average(tensors[index], with_momentum)
+        again = accumulate(everything, table, out, cut.only(cancelled), threads=threads)
+        for index in cancelled:
+            squared[index] = again[index]
+    return [
+        Reduced(1.0, square) if radius is None else Reduced(radius / math.sqrt(square), radius**2)
+        for radius, square in zip(radii, squared, strict=True)
+    ]
 
 
 def average(deltas: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -110,10 +133,7 @@ def average(deltas: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     Raises:
         MergeError: a dtype, shape, count or weight does not fit, or all weights are 0.
     """
-    parts = _contributions(deltas, weights, with_norms=False)
-    out = torch.empty(deltas[0].shape, dtype=torch.float32)
-    average_into(out.view(-1), 0, parts)
-    return out
+    return _merged(deltas, _contributions(deltas, weights, with_norms=False), radial=False)
 
 
 def radial_directional_average(deltas: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -134,26 +154,49 @@ def radial_directional_average(deltas: Sequence[Tensor], weights: Sequence[float
     """
     parts = _contributions(deltas, weights, with_norms=True)
     keys = [(part.share, part.norm, tensor_digest(delta)) for part, delta in zip(parts, deltas, strict=True)]
-    parts = [parts[index] for index in sorted(range(len(parts)), key=keys.__getitem__)]
-    out = torch.empty(deltas[0].shape, dtype=torch.float32)
-    radial_into(out.view(-1), 0, parts)
-    return out
+    order = sorted(range(len(parts)), key=keys.__getitem__)
+    return _merged([deltas[index] for index in order], [parts[index] for index in order], radial=True)
 
 
-def _weighted(
-    out: Tensor,
-    offset: int,
-    weighted: Sequence[tuple[Contribution, float]],
-    momentum: Source | None,
-) -> float:
-    """Combine contributions with coefficients; the momentum of all of them is added once, at the end."""
-    terms = [(part.source, coefficient * part.scale) for part, coefficient in weighted if coefficient]
-    along = 0.0
-    for part, coefficient in weighted:
-        along += coefficient * part.momentum_scale
-    if momentum is not None and along:
-        terms.append((momentum, along))
-    return combine(out, offset, terms)
+def _radius(parts: Sequence[Contribution]) -> float | None:
+    """Return the weighted mean length; None where fewer than two contributions have a direction."""
+    radius, directed = 0.0, 0
+    for part in parts:
+        if part.share > 0 and part.norm > 0:
+            directed += 1
+            radius += part.share * part.norm
+    return radius if directed >= 2 else None
+
+
+def _average(parts: Sequence[Contribution], with_momentum: bool) -> list[float]:
+    return _coefficients(parts, [part.share for part in parts], with_momentum)
+
+
+def _directions(parts: Sequence[Contribution], with_momentum: bool) -> list[float]:
+    weights = [part.share / part.norm if part.share > 0 and part.norm > 0 else 0.0 for part in parts]
+    return _coefficients(parts, weights, with_momentum)
+
+
+def _coefficients(
+    parts: Sequence[Contribution], weights: Sequence[float], with_momentum: bool
+) -> list[float]:
+    """Return one coefficient a source; the momentum of all contributions is added once, at the end."""
+    row = [weight * part.scale for part, weight in zip(parts, weights, strict=True)]
+    if with_momentum:
+        along = 0.0
+        for part, weight in zip(parts, weights, strict=True):
+            along += weight * part.momentum_scale
+        row.append(along)
+    return row
+
+
+def _merged(deltas: Sequence[Tensor], parts: Sequence[Contribution], *, radial: bool) -> Tensor:
+    cut = plan((deltas[0].numel(),))
+    out = empty_floats(deltas[0].numel())
+    [reduced] = reduce_into(out, [of_tensor(delta) for delta in deltas], None, [parts], cut, radial=radial)
+    if reduced.factor != 1.0:
+        accumulate([of_tensor(out)], [[reduced.factor]], out, cut)
+    return out.view(deltas[0].shape)
 
 
 def _contributions(
@@ -164,6 +207,6 @@ def _contributions(
     for index, delta in enumerate(deltas):
         require_f32(f"delta {index}", delta, deltas[0])
     return [
-        Contribution(TensorSource(delta), share, norm(delta) if with_norms else math.nan)
+        Contribution(share, norm(delta) if with_norms else math.nan)
         for delta, share in zip(deltas, shares(weights), strict=True)
     ]

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     )
     from yeto.state.inspection import Inspection, inspect
     from yeto.state.manifest import LedgerEntry, Manifest, read_manifest
-    from yeto.state.reading import has_checkpoint, read_checkpoint
-    from yeto.state.resume import SettingChange, validate_resume
+    from yeto.state.reading import StoredCheckpoint, has_checkpoint, open_checkpoint, read_checkpoint
+    from yeto.state.resume import SettingChange, validate_resume, validate_single_file
     from yeto.state.store import FragmentStore, FragmentVersion
+    from yeto.state.takeover import checkpoint_at, kept_single_file, take_over
     from yeto.state.writing import remove_superseded, write_checkpoint
 
 _HOME = {
@@ -36,10 +37,14 @@ _HOME = {
     "LedgerEntry": "manifest",
     "Manifest": "manifest",
     "SettingChange": "resume",
+    "StoredCheckpoint": "reading",
+    "checkpoint_at": "takeover",
     "checkpoint_lock": "guards",
     "final_marker_path": "guards",
     "has_checkpoint": "reading",
     "inspect": "inspection",
+    "kept_single_file": "takeover",
+    "open_checkpoint": "reading",
     "read_checkpoint": "reading",
     "read_final_marker": "guards",
     "read_fragment": "fragmentfile",
@@ -47,7 +52,9 @@ _HOME = {
     "remove_final_marker": "guards",
     "remove_superseded": "writing",
     "require_space": "files",
+    "take_over": "takeover",
     "validate_resume": "resume",
+    "validate_single_file": "resume",
     "write_checkpoint": "writing",
     "write_final_marker": "guards",
 }
@@ -60,10 +67,14 @@ __all__ = [
     "LedgerEntry",
     "Manifest",
     "SettingChange",
+    "StoredCheckpoint",
+    "checkpoint_at",
     "checkpoint_lock",
     "final_marker_path",
     "has_checkpoint",
     "inspect",
+    "kept_single_file",
+    "open_checkpoint",
     "read_checkpoint",
     "read_final_marker",
     "read_fragment",
@@ -71,7 +82,9 @@ __all__ = [
     "remove_final_marker",
     "remove_superseded",
     "require_space",
+    "take_over",
     "validate_resume",
+    "validate_single_file",
     "write_checkpoint",
     "write_final_marker",
 ]

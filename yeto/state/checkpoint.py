@@ -7,6 +7,7 @@ Whether it fits *this* start of a syncer is the business of ``yeto.state.resume`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -100,7 +101,7 @@ def manifest_of(checkpoint: Checkpoint) -> Manifest:
     assert backend is not None
     assert fingerprint is not None
     assert contract is not None
-    check_cut(checkpoint)
+    check_cut(checkpoint.step, [(part.fragment, part.version) for part in checkpoint.fragments])
     sizes = [part.numel for part in layout.fragments]
     if [version.numel for version in checkpoint.fragments] != sizes:
         raise CheckpointError(f"the fragments of step {checkpoint.step} do not have the sizes of the layout")
@@ -157,17 +158,21 @@ def checkpoint_of(manifest: Manifest, fragments: tuple[FragmentVersion, ...], di
     )
 
 
-def check_cut(checkpoint: Checkpoint) -> None:
-    """Check that the fragments are a contiguous prefix of the run.
+def check_cut(step: int, versions: Sequence[tuple[int, int]]) -> None:
+    """Check that fragments are a contiguous prefix of the run.
+
+    Args:
+        step: committed global steps.
+        versions: fragment and version of each, in order.
 
     Raises:
         CheckpointError: naming the first fragment that is not at its version.
     """
-    count = len(checkpoint.fragments)
-    for place, version in enumerate(checkpoint.fragments):
-        expected = version_at(checkpoint.step, place, count)
-        if version.fragment != place or version.version != expected:
+    count = len(versions)
+    for place, (fragment, version) in enumerate(versions):
+        expected = version_at(step, place, count)
+        if fragment != place or version != expected:
             raise CheckpointError(
-                f"fragment {version.fragment} is at version {version.version}, but after {checkpoint.step} "
+                f"fragment {fragment} is at version {version}, but after {step} "
                 f"steps fragment {place} of {count} is at {expected}"
             )

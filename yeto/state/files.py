@@ -68,6 +68,8 @@ class Disk:
 def write_aside(disk: Disk, path: Path, parts: Iterable[BytesLike], *, durable: bool = True) -> int:
     """Write a file under its name with ``ASIDE`` added, then rename it.
 
+    What was written of it goes when the system refuses: on a full disk nothing else needs that room more.
+
     The folder is not fsynced: the caller does, once for all files it writes there.
 
     Args:
@@ -81,19 +83,24 @@ def write_aside(disk: Disk, path: Path, parts: Iterable[BytesLike], *, durable: 
     """
     aside = path.with_name(path.name + ASIDE)
     written = 0
-    descriptor = disk.create(aside)
     try:
-        for part in parts:
-            view = memoryview(part)
-            while len(view):
-                count = disk.write(descriptor, view)
-                written += count
-                view = view[count:]
-        if durable:
-            disk.sync(descriptor)
-    finally:
-        disk.close(descriptor)
-    disk.rename(aside, path)
+        descriptor = disk.create(aside)
+        try:
+            for part in parts:
+                view = memoryview(part)
+                while len(view):
+                    count = disk.write(descriptor, view)
+                    written += count
+                    view = view[count:]
+            if durable:
+                disk.sync(descriptor)
+        finally:
+            disk.close(descriptor)
+        disk.rename(aside, path)
+    except OSError:
+        with suppress(OSError):
+            disk.remove(aside)
+        raise
     return written
 
 
@@ -135,18 +142,25 @@ def require_space(path: Path, params: int) -> None:
     """Check that two whole checkpoints fit, the one that is kept and the one being written.
 
     Args:
-        path: the checkpoint folder, which need not exist yet.
+        path: the checkpoint folder, which need not exist yet. Of what it holds, one checkpoint counts as
+            there already: a run that is resumed on the disk it ran on needs no more room than before.
         params: elements of all fragments together; parameters and momentum take 8 bytes each.
 
     Raises:
         CheckpointError: naming the path, the space needed and the space there is.
     """
-    needed, free = 2 * 8 * params, free_bytes(Path(path))
+    one = 8 * params
+    needed, free = 2 * one - min(one, _held_bytes(Path(path))), free_bytes(Path(path))
     if free < needed:
         raise CheckpointError(
-            f"{path}: two checkpoints take {_size(needed)}, only {_size(free)} are free; "
-            "make room or choose another --checkpoint-path"
+            f"{path}: two checkpoints take {_size(2 * one)}, for which {_size(needed)} must be free and only "
+            f"{_size(free)} are; make room or choose another --checkpoint-path"
         )
+
+
+def _held_bytes(folder: Path) -> int:
+    """Return the bytes of all files in a folder and the folders in it."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _size(count: int) -> str:

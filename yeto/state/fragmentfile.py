@@ -10,7 +10,11 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Final
 
@@ -18,9 +22,10 @@ import numpy as np
 from attrs import frozen
 
 from yeto.errors import CheckpointError
+from yeto.state.digested import IncompleteCheckpoint, open_file
 from yeto.state.files import BytesLike
-from yeto.state.manifest import IncompleteCheckpoint, ManifestFragment
-from yeto.wire.digest import digest
+from yeto.state.manifest import ManifestFragment
+from yeto.wire.digest import RunningDigest, digest
 from yeto.wire.tensorbytes import Values
 
 _CHECKED_AT_A_TIME: Final = 1 << 16
@@ -57,25 +62,8 @@ def read_fragment_file(path: Path, numel: int) -> FragmentArrays:
         IncompleteCheckpoint: it is missing or too short.
         CheckpointError: it has another form, or a value is not finite.
     """
-    header = _header(numel)
-    expected = file_bytes(numel)
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size < expected:
-                raise IncompleteCheckpoint(f"{path}: ends after {size} of {expected} bytes")
-            if size > expected:
-                raise CheckpointError(f"{path}: {size - expected} bytes too many after byte {expected}")
-            if file.read(len(header)) != header:
-                raise CheckpointError(f"{path}: the header is not that of a fragment of {numel} elements")
-            params, momentum = (np.empty(numel, dtype="<f4") for _ in range(2))
-            for array in (params, momentum):
-                if file.readinto(_bytes(array)) != 4 * numel:
-                    raise IncompleteCheckpoint(f"{path}: was cut short while it was read")
-    except FileNotFoundError as error:
-        raise IncompleteCheckpoint(f"{path}: the file is missing") from error
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    with _opened(path, numel) as file:
+        params, momentum = _values(file, numel, path), _values(file, numel, path)
     return examined(params, momentum, str(path))
 
 
@@ -97,22 +85,119 @@ def read_fragment(folder: Path, entry: ManifestFragment) -> FragmentArrays:
     return arrays
 
 
+def read_params(folder: Path, entry: ManifestFragment) -> Values:
+    """Read the parameters of one fragment; its momentum is checked likewise, and not kept in memory.
+
+    Raises:
+        IncompleteCheckpoint: its file is missing or too short.
+        CheckpointError: its file is damaged; the message names it.
+    """
+    path = folder / entry.file
+    with _opened(path, entry.numel) as file:
+        params = _values(file, entry.numel, path)
+        found = exam(params, f"{path}: params"), exam_stream(file, entry.numel, f"{path}: momentum")
+    for name, digested, stated in (
+        ("params", found[0], entry.params_digest),
+        ("momentum", found[1], entry.momentum_digest),
+    ):
+        if digested != stated:
+            raise CheckpointError(f"{path}: digest of {name} is {digested}, the manifest says {stated}")
+    return params
+
+
+def require_size(folder: Path, entry: ManifestFragment) -> None:
+    """Check that the file of a fragment is there and not cut short, without reading it.
+
+    Raises:
+        IncompleteCheckpoint: it is missing or too short.
+        CheckpointError: it cannot be looked at.
+    """
+    path, expected = folder / entry.file, file_bytes(entry.numel)
+    try:
+        found = path.stat()
+    except FileNotFoundError as error:
+        raise IncompleteCheckpoint(f"{path}: the file is missing") from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    size = found.st_size
+    if not stat.S_ISREG(found.st_mode):
+        raise CheckpointError(f"{path}: cannot be read: not a file")
+    if size < expected:
+        raise IncompleteCheckpoint(f"{path}: ends after {size} of {expected} bytes")
+
+
 def examined(params: Values, momentum: Values, name: str) -> FragmentArrays:
     """Return two arrays with their digests.
 
     Raises:
         CheckpointError: a value is not finite.
     """
-    for kind, array in (("params", params), ("momentum", momentum)):
-        for start in range(0, array.size, _CHECKED_AT_A_TIME):
-            if not np.isfinite(array[start : start + _CHECKED_AT_A_TIME]).all():
-                raise CheckpointError(f"{name}: {kind} holds a value that is not finite")
     return FragmentArrays(
         params=params,
         momentum=momentum,
-        params_digest=digest(params),
-        momentum_digest=digest(momentum),
+        params_digest=exam(params, f"{name}: params"),
+        momentum_digest=exam(momentum, f"{name}: momentum"),
     )
+
+
+def exam(values: Values, name: str) -> str:
+    """Return the digest of values.
+
+    Raises:
+        CheckpointError: one is not finite.
+    """
+    for start in range(0, values.size, _CHECKED_AT_A_TIME):
+        if not np.isfinite(values[start : start + _CHECKED_AT_A_TIME]).all():
+            raise CheckpointError(f"{name} holds a value that is not finite")
+    return digest(values)
+
+
+def exam_stream(file: BufferedReader, numel: int, name: str) -> str:
+    """Return the digest of the next values of a file, of which only a piece is in memory at a time.
+
+    Raises:
+        IncompleteCheckpoint: the file ends before.
+        CheckpointError: a value is not finite.
+    """
+    running, left = RunningDigest(), numel
+    buffer = np.empty(min(numel, _CHECKED_AT_A_TIME), dtype="<f4")
+    while left:
+        piece = buffer[: min(left, buffer.size)]
+        if file.readinto(piece.view(np.uint8).data) != piece.nbytes:
+            raise IncompleteCheckpoint(f"{name} was cut short while it was read")
+        if not np.isfinite(piece).all():
+            raise CheckpointError(f"{name} holds a value that is not finite")
+        running.update(piece)
+        left -= piece.size
+    return running.hex()
+
+
+@contextmanager
+def _opened(path: Path, numel: int) -> Iterator[BufferedReader]:
+    """Open a fragment's file behind its header, once it has the size and the header that it must have."""
+    header = _header(numel)
+    expected = file_bytes(numel)
+    try:
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < expected:
+                raise IncompleteCheckpoint(f"{path}: ends after {size} of {expected} bytes")
+            if size > expected:
+                raise CheckpointError(f"{path}: {size - expected} bytes too many after byte {expected}")
+            if file.read(len(header)) != header:
+                raise CheckpointError(f"{path}: the header is not that of a fragment of {numel} elements")
+            yield file
+    except FileNotFoundError as error:
+        raise IncompleteCheckpoint(f"{path}: the file is missing") from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _values(file: BufferedReader, numel: int, path: Path) -> Values:
+    array = np.empty(numel, dtype="<f4")
+    if file.readinto(_bytes(array)) != 4 * numel:
+        raise IncompleteCheckpoint(f"{path}: was cut short while it was read")
+    return array
 
 
 def _header(numel: int) -> bytes:

@@ -1,7 +1,8 @@
 """Two small files beside the checkpoint folder: a lock, and the mark of a finished run.
 
 The lock keeps two syncers from sharing a folder. The system drops it with the process, so a killed syncer
-never locks anyone out; the empty file that stays means nothing.
+never locks anyone out; the empty file that stays means nothing. Where no checkpoint came to be, not even that
+stays: a start that was refused leaves the folder as it found it.
 
 The final marker tells supervisors that a run ended with every learner holding the final cut. It is exactly
 two lines, written once and atomically; it is removed before the first new round of a later run, because a
@@ -10,17 +11,17 @@ marker beside a run that goes on would be a lie.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from filelock import FileLock, Timeout
-
 from yeto.errors import CheckpointError
+from yeto.state.digested import IncompleteCheckpoint, read_bounded
 from yeto.state.files import Disk, write_aside, writing
-from yeto.state.manifest import IncompleteCheckpoint, read_bounded
 
 _MARKER: Final = re.compile(rb"YETO_FINAL_V1\nglobal_step=(0|[1-9][0-9]{0,19})\n")
 
@@ -32,20 +33,53 @@ def checkpoint_lock(path: Path | str) -> Iterator[None]:
     Raises:
         CheckpointError: another process holds it, or the lock file cannot be made.
     """
-    lock = FileLock(f"{path}.lock", timeout=0, thread_local=False)
+    with ExitStack() as held:
+        held.enter_context(_held(path, f"{path}.lock"))
+        if os.path.islink(path):
+            # Others may come by another name: what the link leads to is locked as well.
+            held.enter_context(_held(path, f"{os.path.realpath(path)}.lock"))
+        yield
+
+
+@contextmanager
+def _held(path: Path | str, name: str) -> Iterator[None]:
     try:
-        lock.acquire()
-    except Timeout as error:
+        descriptor = _locked(name)
+    except BlockingIOError as error:
         raise CheckpointError(
-            f"{path}: another syncer is using this checkpoint (it holds {lock.lock_file}); "
+            f"{path}: another syncer is using this checkpoint (it holds {name}); "
             "stop it or choose another --checkpoint-path"
         ) from error
     except OSError as error:
-        raise CheckpointError(f"{lock.lock_file}: cannot be locked: {error.strerror or error}") from error
+        raise CheckpointError(f"{name}: cannot be locked: {error.strerror or error}") from error
     try:
         yield
     finally:
-        lock.release()
+        if not Path(path).exists():
+            with suppress(OSError):
+                os.unlink(name)
+        os.close(descriptor)
+
+
+def _locked(name: str) -> int:
+    """Return the descriptor that holds a lock file, which is the one that has the name now.
+
+    Raises:
+        BlockingIOError: another process holds it.
+        OSError: it cannot be made.
+    """
+    while True:
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Its last holder may have removed it between the two calls; then this locks nothing any more.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(name)):
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
 
 
 def final_marker_path(path: Path | str) -> Path:

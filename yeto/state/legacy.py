@@ -18,31 +18,44 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable
 from io import BufferedReader
 from pathlib import Path
 from typing import Final
 
+import attrs
 import numpy as np
+from attrs import frozen
 
 from yeto.errors import CheckpointError
 from yeto.state.checkpoint import Checkpoint, check_cut
-from yeto.state.fragmentfile import examined
-from yeto.state.manifest import ISO_BACKENDS, LedgerEntry
+from yeto.state.digested import open_file
+from yeto.state.fragmentfile import FragmentArrays, examined
+from yeto.state.manifest import ISO_BACKENDS, MAGICS, LedgerEntry
 from yeto.state.store import FragmentVersion
+from yeto.wire.digest import digest
 from yeto.wire.tensorbytes import Values
 
-MAGICS: Final = {0xD1705A80: 3, 0xD1705A7F: 2, 0xD1705A7E: 1}
 CONTRACT_MAGIC: Final = 0x52544353
 
 _FRAGMENT_BYTES_MIN: Final = 16
 _LEDGER_ENTRY: Final = struct.Struct("<IQQQ")
 
 
-def is_single_file(path: Path) -> bool:
-    """Return whether a file begins like one of the older formats."""
-    with path.open("rb") as file:
-        first = file.read(4)
-    return len(first) == 4 and int.from_bytes(first, "little") in MAGICS
+@frozen(kw_only=True)
+class OlderFragment:
+    """One fragment of a single file, and where in it its values begin: parameters, then momentum."""
+
+    fragment: int
+    version: int
+    numel: int
+    offset: int
+    params_digest: str
+    momentum_digest: str
+
+
+Take = Callable[[int, int, FragmentArrays], None]
+"""Gets number, version and values of a fragment."""
 
 
 def read_single_file(path: Path) -> Checkpoint:
@@ -52,11 +65,47 @@ def read_single_file(path: Path) -> Checkpoint:
         CheckpointError: it ends too early or too late, claims what cannot be, or holds a value that is not
             finite; the message names the offset and what was being read there.
     """
+    versions: list[FragmentVersion] = []
+    facts, _ = scan_single_file(path, lambda *read: versions.append(FragmentVersion.of_arrays(*read)))
+    return attrs.evolve(facts, fragments=tuple(versions))
+
+
+def scan_single_file(path: Path, take: Take | None = None) -> tuple[Checkpoint, tuple[OlderFragment, ...]]:
+    """Check a checkpoint of an older format, with no more than one fragment of it in memory.
+
+    Args:
+        path: the file.
+        take: gets each fragment as it is read; None keeps none.
+
+    Returns:
+        What the file says, without fragments, and where these are.
+
+    Raises:
+        CheckpointError: as ``read_single_file``.
+    """
     try:
-        with path.open("rb") as file:
-            return _read(_Cursor(file, path))
+        with open_file(path) as file:
+            return _read(_Cursor(file, path), take)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def read_older_params(path: Path, part: OlderFragment) -> Values:
+    """Read the parameters of one fragment that ``scan_single_file`` has found.
+
+    Raises:
+        CheckpointError: the file is another one than it was then.
+    """
+    try:
+        with open_file(path) as file:
+            file.seek(part.offset)
+            params = np.empty(part.numel, dtype="<f4")
+            file.readinto(params.view(np.uint8).data)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    if digest(params) != part.params_digest:
+        raise CheckpointError(f"{path}: was changed while it was read")
+    return params
 
 
 class _Cursor:
@@ -96,7 +145,7 @@ class _Cursor:
         return array
 
 
-def _read(cursor: _Cursor) -> Checkpoint:
+def _read(cursor: _Cursor, take: Take | None) -> tuple[Checkpoint, tuple[OlderFragment, ...]]:
     version = MAGICS[cursor.unsigned(4, "the magic number")]
     backend: str | None = None
     fingerprint: bytes | None = None
@@ -109,7 +158,7 @@ def _read(cursor: _Cursor) -> Checkpoint:
     if version >= 3:
         fingerprint = cursor.take(32, "the layout fingerprint")
     step = cursor.unsigned(8, "the global step")
-    fragments = _fragments(cursor)
+    fragments = _fragments(cursor, take)
     ledger = _ledger(cursor)
     if version >= 3:
         if cursor.take(32, "the second layout fingerprint") != fingerprint:
@@ -120,9 +169,13 @@ def _read(cursor: _Cursor) -> Checkpoint:
             contract = cursor.take(32, "the session contract")
     if cursor.left:
         raise cursor.error(f"{cursor.left} bytes too many after the end")
-    checkpoint = Checkpoint(
+    try:
+        check_cut(step, [(part.fragment, part.version) for part in fragments])
+    except CheckpointError as error:
+        raise CheckpointError(f"{cursor.path}: {error}") from error
+    facts = Checkpoint(
         step=step,
-        fragments=fragments,
+        fragments=(),
         layout=None,
         ledger=ledger,
         dtype=None,
@@ -132,14 +185,10 @@ def _read(cursor: _Cursor) -> Checkpoint:
         software_version=None,
         format=f"file-v{version}",
     )
-    try:
-        check_cut(checkpoint)
-    except CheckpointError as error:
-        raise CheckpointError(f"{cursor.path}: {error}") from error
-    return checkpoint
+    return facts, fragments
 
 
-def _fragments(cursor: _Cursor) -> tuple[FragmentVersion, ...]:
+def _fragments(cursor: _Cursor, take: Take | None) -> tuple[OlderFragment, ...]:
     count = cursor.unsigned(4, "the number of fragments")
     if count == 0:
         raise cursor.error("the number of fragments before this offset is 0")
@@ -153,7 +202,18 @@ def _fragments(cursor: _Cursor) -> tuple[FragmentVersion, ...]:
         params = cursor.floats(numel, f"params of fragment {fragment}")
         momentum = cursor.floats(numel, f"momentum of fragment {fragment}")
         arrays = examined(params, momentum, f"{cursor.path}: offset {start}: fragment {fragment}")
-        fragments.append(FragmentVersion.of_arrays(fragment, version, arrays))
+        fragments.append(
+            OlderFragment(
+                fragment=fragment,
+                version=version,
+                numel=numel,
+                offset=start,
+                params_digest=arrays.params_digest,
+                momentum_digest=arrays.momentum_digest,
+            )
+        )
+        if take is not None:
+            take(fragment, version, arrays)
     return tuple(fragments)
 
 

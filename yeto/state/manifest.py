@@ -12,7 +12,6 @@ there and something is wrong; nobody can say what else is, so it is an error and
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -23,8 +22,14 @@ import attrs
 from attrs import frozen
 
 from yeto.errors import CheckpointError
-from yeto.state.strict import NotStrict, parse_json, structure
-from yeto.wire.digest import digest
+from yeto.state.digested import (
+    IncompleteCheckpoint,
+    decode_digested,
+    encode_digested,
+    open_file,
+    read_bounded,
+)
+from yeto.state.strict import NotStrict, structure
 from yeto.wire.layout import FragmentLayout, Layout, MergeMode, TensorSpec
 
 FORMAT_VERSION: Final = 3
@@ -32,20 +37,20 @@ FORMAT_VERSION: Final = 3
 ISO_BACKENDS: Final = ("scalar", "torch-svd")
 """Backends of the iso merge; a manifest and the older files store the index."""
 
+MAGICS: Final = {0xD1705A80: 3, 0xD1705A7F: 2, 0xD1705A7E: 1}
+"""First four bytes, little-endian, of the older checkpoints, which are single files: to their version."""
+
 FRAGMENTS_FOLDER: Final = "fragments"
+
+FRESH_LOOKS_MAX: Final = 16
+"""Times that a reader starts over because the folder changed under it. A writer that outruns it so often
+commits faster than a checkpoint can be read, and then the older ones should be kept (``--keep-every``)."""
 
 MANIFEST_BYTES_MAX: Final = 64 << 20
 """No manifest is larger: a million tensor shapes take 20 MiB, a training manifest at most 1 MiB."""
 
-_DIGEST_LINE: Final = re.compile(rb'  "digest": "([0-9a-f]{32})"\n}\n\Z')
-_DIGEST_KEY: Final = b'  "digest": "'
-_DIGEST_LINE_BYTES: Final = len(_DIGEST_KEY) + 36
 _MANIFEST_NAME: Final = re.compile(r"manifest-(0|[1-9][0-9]*)\.json")
 _FRAGMENT_NAME: Final = re.compile(r"f([0-9]{4,})-v([0-9]{8,})\.safetensors")
-
-
-class IncompleteCheckpoint(CheckpointError):
-    """A file of the checkpoint is missing or too short; an earlier checkpoint may be taken instead."""
 
 
 @frozen(kw_only=True)
@@ -149,21 +154,23 @@ def manifest_steps(folder: Path) -> list[int]:
     return sorted((int(match[1]) for match in matches if match is not None), reverse=True)
 
 
+def is_single_file(path: Path) -> bool:
+    """Return whether a file begins like a checkpoint of one of the older formats."""
+    with open_file(path) as file:
+        first = file.read(4)
+    return len(first) == 4 and int.from_bytes(first, "little") in MAGICS
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the bytes of a manifest file: one key a line, the digest last.
 
     Raises:
         CheckpointError: the settings or the training manifest hold what JSON does not have.
     """
-    fields = attrs.asdict(manifest)
     try:
-        lines = [
-            f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in fields.items()
-        ]
+        return encode_digested(attrs.asdict(manifest))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"the manifest of step {manifest.step} cannot be written: {error}") from error
-    body = ("{\n" + ",\n".join(lines) + ",\n").encode("ascii")
-    return body + _DIGEST_KEY + f'{digest(body)}"\n}}\n'.encode("ascii")
 
 
 def decode_manifest(data: bytes, name: str) -> Manifest:
@@ -177,20 +184,11 @@ def decode_manifest(data: bytes, name: str) -> Manifest:
         IncompleteCheckpoint: the file ends too early.
         CheckpointError: it is damaged, or says what no checkpoint can say; the message names the field.
     """
-    # Either end of the last line tells that the file was not cut short, even if the other is damaged.
-    if not (data.endswith(b"\n}\n") or data[-_DIGEST_LINE_BYTES:].startswith(_DIGEST_KEY)):
-        raise IncompleteCheckpoint(f"{name}: the manifest ends too early ({len(data)} bytes)")
-    tail = _DIGEST_LINE.search(data)
-    if tail is None or digest(data[: tail.start()]) != tail[1].decode():
-        raise CheckpointError(f"{name}: the manifest was changed after it was written: its digest is wrong")
+    value = decode_digested(data, name, "manifest")
+    version = value.get("format_version") if type(value) is dict else None
+    if type(version) is int and version != FORMAT_VERSION:
+        raise CheckpointError(f"{name}: format version {version}; this software reads {FORMAT_VERSION}")
     try:
-        value = parse_json(data)
-        if type(value) is dict:
-            if type(version := value.get("format_version")) is int and version != FORMAT_VERSION:
-                raise CheckpointError(
-                    f"{name}: format version {version}; this software reads {FORMAT_VERSION}"
-                )
-            value.pop("digest", None)
         manifest = structure(value, Manifest)
     except NotStrict as error:
         raise CheckpointError(f"{name}: {error}") from error
@@ -211,31 +209,30 @@ def read_manifest(path: Path) -> Manifest:
         if not steps:
             raise IncompleteCheckpoint(f"{path}: there is no manifest-<step>.json in this folder")
         path = path / manifest_file(steps[0])
-    return decode_manifest(read_bounded(path, MANIFEST_BYTES_MAX), str(path))
+    elif not path.exists():
+        raise IncompleteCheckpoint(f"{path}: there is no checkpoint, neither a folder nor a manifest")
+    elif is_single_file(path):
+        raise CheckpointError(f"{path}: an older checkpoint in a single file, which has no manifest")
+    return manifest_at(path)[0]
 
 
-def stated_digest(data: bytes) -> str:
-    """Return the digest in the last line of a manifest file that ``decode_manifest`` has accepted."""
-    return data[-36:-4].decode("ascii")
-
-
-def read_bounded(path: Path, bytes_max: int) -> bytes:
-    """Read a small file.
+def manifest_at(path: Path) -> tuple[Manifest, bytes]:
+    """Return the manifest in a file, and the file's bytes.
 
     Raises:
-        IncompleteCheckpoint: there is none.
-        CheckpointError: it is larger than ``bytes_max``, or the system refuses.
+        IncompleteCheckpoint: it is missing or ends too early.
+        CheckpointError: it is damaged, or is of another step than its name says: what is kept and what is
+            tidied away goes by the names.
     """
-    try:
-        with path.open("rb") as file:
-            data = file.read(bytes_max + 1)
-    except FileNotFoundError as error:
-        raise IncompleteCheckpoint(f"{path}: the file is missing") from error
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    if len(data) > bytes_max:
-        raise CheckpointError(f"{path}: larger than {bytes_max} bytes, which no such file is")
-    return data
+    data = read_bounded(path, MANIFEST_BYTES_MAX)
+    manifest = decode_manifest(data, str(path))
+    named = _MANIFEST_NAME.fullmatch(path.name)
+    if named is not None and named[1] != str(manifest.step):
+        raise CheckpointError(
+            f"{path}: is the manifest of step {manifest.step}; give it back its name, "
+            f"{manifest_file(manifest.step)}"
+        )
+    return manifest, data
 
 
 def _check(manifest: Manifest, name: str) -> None:

@@ -7,34 +7,65 @@ whether there are other manifests now than when it began, and starts over if the
 If the newest checkpoint is incomplete and no newer one appears, the one before it is taken, and ``notices``
 says so. Damage is not fallen back from: a changed byte means that something other than a crash has been at
 work, and silently losing a step would hide it. The message names the file and the earlier manifests, any of
-which can be given as the path instead of the folder.
+which can be read by its own name. A run goes on from one once the broken one is out of the folder.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Protocol, TypeVar
 
 import attrs
+from attrs import frozen
 
 from yeto.errors import CheckpointError
 from yeto.state.checkpoint import Checkpoint, checkpoint_of
-from yeto.state.fragmentfile import read_fragment
-from yeto.state.legacy import is_single_file, read_single_file
+from yeto.state.digested import IncompleteCheckpoint, stated_digest
+from yeto.state.fragmentfile import read_fragment, read_params, require_size
+from yeto.state.legacy import read_older_params, read_single_file, scan_single_file
 from yeto.state.manifest import (
-    MANIFEST_BYTES_MAX,
-    IncompleteCheckpoint,
-    decode_manifest,
+    FRESH_LOOKS_MAX,
+    is_single_file,
+    manifest_at,
     manifest_file,
     manifest_steps,
-    read_bounded,
-    stated_digest,
 )
 from yeto.state.store import FragmentVersion
+from yeto.wire.tensorbytes import Values
 
-FRESH_LOOKS_MAX: Final = 16
-"""Times that a reader starts over because the folder changed under it. A writer that outruns it so often
-commits faster than a checkpoint can be read, and then the older ones should be kept (``--keep-every``)."""
+
+class _Fragment(Protocol):
+    """What is known of a fragment whose values have not been read."""
+
+    @property
+    def fragment(self) -> int: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def numel(self) -> int: ...
+
+    @property
+    def params_digest(self) -> str: ...
+
+
+@frozen(kw_only=True, eq=False)
+class StoredCheckpoint:
+    """A checkpoint on disk, whose parameters are read when they are wanted."""
+
+    facts: Checkpoint
+    """Everything but the fragments, of which it has none."""
+    fragments: Sequence[_Fragment]
+    read_params: Callable[[int], Values]
+    """Reads and checks the parameters of one fragment. Raises CheckpointError; IncompleteCheckpoint if its
+    file has gone since, as in a folder that a syncer goes on writing to: then open it again."""
+    notices: tuple[str, ...] = ()
+    """As of a checkpoint that is read whole."""
+
+
+Read = TypeVar("Read", Checkpoint, StoredCheckpoint)
 
 
 def has_checkpoint(path: Path) -> bool:
@@ -53,26 +84,44 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
     Raises:
         CheckpointError: there is none, or it is damaged; the message names the file and the remedy.
     """
-    path = Path(path)
+    return _read(Path(path), _read_one, read_single_file)
+
+
+def open_checkpoint(path: Path | str) -> StoredCheckpoint:
+    """Look at a checkpoint without its values, which are read and checked one fragment at a time.
+
+    Of a folder, the newest checkpoint is taken whose files are all there and long enough. An older single
+    file is checked whole, one fragment after the other.
+
+    Args:
+        path: as for ``read_checkpoint``.
+
+    Raises:
+        CheckpointError: there is none, or what was read so far is damaged.
+    """
+    return _read(Path(path), _open_one, _open_single_file)
+
+
+def _read(path: Path, read_one: Callable[[Path], Read], read_older: Callable[[Path], Read]) -> Read:
     if path.is_dir():
-        return _read_folder(path)
+        return _read_folder(path, read_one)
     if not path.exists():
         raise CheckpointError(f"{path}: there is no checkpoint; a syncer writes them to --checkpoint-path")
     if is_single_file(path):
-        return read_single_file(path)
+        return read_older(path)
     if path.suffix != ".json":
         raise CheckpointError(f"{path}: neither a checkpoint folder, nor a manifest, nor an older checkpoint")
-    return _read_one(path)
+    return read_one(path)
 
 
-def _read_folder(folder: Path) -> Checkpoint:
+def _read_folder(folder: Path, read_one: Callable[[Path], Read]) -> Read:
     for _ in range(FRESH_LOOKS_MAX):
         steps = manifest_steps(folder)
         if not steps:
             raise CheckpointError(
                 f"{folder}: there is no checkpoint in this folder; a syncer writes them to --checkpoint-path"
             )
-        checkpoint = _newest_complete(folder, steps)
+        checkpoint = _newest_complete(folder, steps, read_one)
         if checkpoint is not None:
             return checkpoint
     raise CheckpointError(
@@ -81,19 +130,22 @@ def _read_folder(folder: Path) -> Checkpoint:
     )
 
 
-def _newest_complete(folder: Path, steps: list[int]) -> Checkpoint | None:
+def _newest_complete(folder: Path, steps: list[int], read_one: Callable[[Path], Read]) -> Read | None:
     """Read the first complete checkpoint of ``steps``; None if the folder changed meanwhile."""
     notices: list[str] = []
     for step in steps:
         try:
-            checkpoint = _read_one(folder / manifest_file(step))
+            checkpoint = read_one(folder / manifest_file(step))
         except IncompleteCheckpoint as error:
             if manifest_steps(folder) != steps:
                 return None
             notices.append(f"the checkpoint of step {step} is incomplete and was passed over: {error}")
         except CheckpointError as error:
             earlier = [manifest_file(other) for other in steps if other < step]
-            remedy = f"; to go on from an earlier one, name {' or '.join(earlier)}" if earlier else ""
+            move = (
+                f"; to go on from an earlier one, move {manifest_file(step)} out of the folder, which leaves "
+            )
+            remedy = move + " and ".join(earlier) if earlier else ""
             raise CheckpointError(f"{error}{remedy}") from error
         else:
             return attrs.evolve(checkpoint, notices=tuple(notices))
@@ -101,10 +153,29 @@ def _newest_complete(folder: Path, steps: list[int]) -> Checkpoint | None:
 
 
 def _read_one(path: Path) -> Checkpoint:
-    data = read_bounded(path, MANIFEST_BYTES_MAX)
-    manifest = decode_manifest(data, str(path))
+    manifest, data = manifest_at(path)
     fragments = []
     for entry in manifest.fragments:
         arrays = read_fragment(path.parent, entry)
         fragments.append(FragmentVersion.of_arrays(entry.fragment, entry.version, arrays))
     return checkpoint_of(manifest, tuple(fragments), stated_digest(data))
+
+
+def _open_one(path: Path) -> StoredCheckpoint:
+    manifest, data = manifest_at(path)
+    for entry in manifest.fragments:
+        require_size(path.parent, entry)
+    return StoredCheckpoint(
+        facts=checkpoint_of(manifest, (), stated_digest(data)),
+        fragments=manifest.fragments,
+        read_params=lambda fragment: read_params(path.parent, manifest.fragments[fragment]),
+    )
+
+
+def _open_single_file(path: Path) -> StoredCheckpoint:
+    facts, fragments = scan_single_file(path)
+    return StoredCheckpoint(
+        facts=facts,
+        fragments=fragments,
+        read_params=lambda fragment: read_older_params(path, fragments[fragment]),
+    )

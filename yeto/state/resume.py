@@ -21,6 +21,8 @@ from yeto.wire.layout import Layout
 FIXED_SETTINGS: Final = {"num_learners": "--learners", "num_fragments": "--fragments"}
 """Settings that may not change, with the flag that states each."""
 
+_REMEDY: Final = "it can be inspected (yeto checkpoint inspect) and exported (yeto-export)"
+
 ABSENT: Final = "(absent)"
 """Stands for a setting that one side does not have."""
 
@@ -67,6 +69,41 @@ def validate_resume(
     """
     if checkpoint.format != FOLDER:
         _require_resumable_file(checkpoint, fingerprint, layout)
+    return _compared(
+        checkpoint,
+        settings=settings,
+        iso_backend=iso_backend,
+        fingerprint=fingerprint,
+        contract=contract,
+        dtype=dtype,
+        layout=layout,
+    )
+
+
+def validate_single_file(checkpoint: Checkpoint, *, settings: Mapping[str, Any], iso_backend: str) -> None:
+    """Check what can be told of an older single file before a learner has stated its tensors.
+
+    Whether they are the file's is for ``validate_resume`` to say, once they are known.
+
+    Raises:
+        ConfigError: a flag has another value than it may have.
+        CheckpointError: a file of this version is never resumed.
+    """
+    _require_version(checkpoint)
+    _compared(checkpoint, settings=settings, iso_backend=iso_backend)
+
+
+def _compared(
+    checkpoint: Checkpoint,
+    *,
+    settings: Mapping[str, Any],
+    iso_backend: str,
+    fingerprint: str | None = None,
+    contract: str | None = None,
+    dtype: str | None = None,
+    layout: Layout | None = None,
+) -> tuple[SettingChange, ...]:
+    """Compare what the checkpoint states with what is known now; ``validate_resume`` has the rules."""
     for flag, stored, now in (
         ("--iso-backend", checkpoint.iso_backend, iso_backend),
         ("layout fingerprint", checkpoint.fingerprint, fingerprint),
@@ -95,6 +132,11 @@ def validate_resume(
         if name in FIXED_SETTINGS:
             raise _differs(FIXED_SETTINGS[name], stored, now)
         changes.append(SettingChange(name=name, stored=stored, now=now))
+    learners = settings.get("num_learners")
+    greatest = max((entry.learner for entry in checkpoint.ledger), default=-1)
+    if learners is not None and greatest >= learners:
+        # Only the older files get here: they have a ledger and no settings.
+        raise ConfigError(f"--learners {learners}: the checkpoint has contributions of learner {greatest}")
     return tuple(changes)
 
 
@@ -104,22 +146,31 @@ def _require_resumable_file(checkpoint: Checkpoint, fingerprint: str | None, lay
     Raises:
         CheckpointError: it does not.
     """
-    remedy = "it can be inspected and exported"
-    if checkpoint.format == "file-v1":
-        raise CheckpointError(
-            f"a version 1 checkpoint states neither backend nor tensors and is never resumed; {remedy}"
-        )
+    _require_version(checkpoint)
     if layout is None:
         raise CheckpointError(
-            f"a single-file checkpoint does not state its tensors; to resume it, a learner must; {remedy}"
+            f"a single-file checkpoint does not state its tensors; to resume it, a learner must; {_REMEDY}"
         )
     if checkpoint.format == "file-v3" and fingerprint is None:
         raise CheckpointError(
-            f"a version 3 file is resumed only against a learner's layout fingerprint; {remedy}"
+            f"a version 3 file is resumed only against a learner's layout fingerprint; {_REMEDY}"
         )
     if checkpoint.format == "file-v2" and any(len(part.tensors) != 1 for part in layout.fragments):
         raise CheckpointError(
-            f"a version 2 checkpoint is resumed only if every fragment has one tensor; {remedy}"
+            "a version 2 checkpoint does not state how its tensors are grouped, and is resumed only if every "
+            f"fragment has one tensor; {_REMEDY}"
+        )
+
+
+def _require_version(checkpoint: Checkpoint) -> None:
+    """Check that a single file is of a version that is ever resumed.
+
+    Raises:
+        CheckpointError: it is not.
+    """
+    if checkpoint.format == "file-v1":
+        raise CheckpointError(
+            f"a version 1 checkpoint states neither backend nor tensors and is never resumed; {_REMEDY}"
         )
 
 

@@ -79,12 +79,17 @@ def write_checkpoint(
 def remove_superseded(folder: Path | str, step: int, *, disk: Disk | None = None) -> None:
     """Forget all checkpoints above ``step``; to be called when a run is resumed from there.
 
-    Without it, checkpoints of the abandoned continuation could be mistaken for those of the new one.
+    Without it, checkpoints of the abandoned continuation could be mistaken for those of the new one. What a
+    crash left half written goes, too: a run that was at its end already writes no further checkpoint, which
+    would see to it.
 
     Raises:
         CheckpointError: the system refuses.
     """
     folder, disk = Path(folder), disk or Disk()
+    with writing(folder, f"the checkpoint of step {step} is intact"):
+        remove_asides(disk, folder)
+        remove_asides(disk, folder / FRAGMENTS_FOLDER)
     later = [other for other in manifest_steps(folder) if other > step]
     if later:
         with writing(folder, f"the checkpoint of step {step} is intact"):

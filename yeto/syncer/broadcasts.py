@@ -1,5 +1,8 @@
 """Sending what is committed: each fragment version is encoded once, whoever is to have it.
 
+As a rule the outer step encodes what it makes, in the same pass; the encoding waits here until the version is
+published. What no outer step made (initial values, a checkpoint's) is encoded when somebody first wants it.
+
 The coordinator orders versions, not bytes. An order is resolved at once to the immutable version it names,
 which is the store's current one or the one broadcast before it (a commit may wait for its checkpoint while
 a learner joins). It is carried out when its record is durable: one task encodes in a worker thread and puts
@@ -24,7 +27,7 @@ from yeto.syncer.session import Session
 from yeto.wire import codecs
 
 ENCODINGS_PER_FRAGMENT = 2
-"""Encodings kept: the one that joining learners get, and the one that follows it."""
+"""Encodings kept: the newest two, besides the one that is published and may be asked for once more."""
 
 
 class Broadcasts:
@@ -54,6 +57,15 @@ class Broadcasts:
             self._work.set()
 
         return act
+
+    def keep(self, version: FragmentVersion, encoded: memoryview) -> None:
+        """Take the encoding of a version that was just committed."""
+        kept = self._encoded.setdefault(version.fragment, {})
+        kept[version.version] = encoded
+        published = self._published.get(version.fragment)
+        for old in sorted(kept)[:-ENCODINGS_PER_FRAGMENT]:
+            if published is None or old != published.version:  # that one may be asked for once more
+                del kept[old]
 
     def repeat(self, member: Member, fragment: int, step: int, attempt: int) -> None:
         """Send a fragment once more, then the same pull: the learner missed a broadcast.
@@ -120,9 +132,7 @@ class Broadcasts:
                     lambda: codec.encode(version.params.numpy()), limiter=self._heavy, abandon_on_cancel=True
                 )
                 tensor = memoryview(data)
-            kept[version.version] = tensor
-            while len(kept) > ENCODINGS_PER_FRAGMENT:
-                del kept[min(kept)]
+            self.keep(version, tensor)
         else:
             await trio.lowlevel.checkpoint()
         return tensor

@@ -24,22 +24,28 @@ from yeto.errors import CheckpointError
 from yeto.state import (
     Checkpoint,
     LedgerEntry,
+    checkpoint_at,
     remove_final_marker,
     require_space,
+    take_over,
     write_checkpoint,
     write_final_marker,
 )
 from yeto.syncer.config import SyncerConfig
 from yeto.syncer.pump import UNSTAMPED, Act
 from yeto.syncer.receivers import Facts
+from yeto.syncer.recorder import Recorder
 from yeto.syncer.session import Session
 
 
 class Checkpointer:
     """Writes the checkpoints of one run."""
 
-    def __init__(self, *, config: SyncerConfig, session: Session, facts: Facts) -> None:
-        """Write what ``session`` holds to where ``config`` says."""
+    def __init__(
+        self, *, config: SyncerConfig, session: Session, facts: Facts, recorder: Recorder | None = None
+    ) -> None:
+        """Write what ``session`` holds to where ``config`` says; ``recorder`` gets the first of a run."""
+        self._recorder = recorder
         self._config = config
         self._session = session
         self._facts = facts
@@ -54,6 +60,8 @@ class Checkpointer:
             state: the state after the decision, whose ledger belongs to this cut.
         """
         checkpoint = self._cut(order, seq, state)
+        if self._recorder is not None:
+            self._recorder.begin(checkpoint)
 
         async def act() -> None:
             # The coordinator waits for the last one before it orders the next.
@@ -90,7 +98,10 @@ class Checkpointer:
     def _write(self, checkpoint: Checkpoint) -> int:
         if checkpoint.step == 0:
             require_space(self._config.checkpoint_path, sum(part.numel for part in checkpoint.fragments))
-        return write_checkpoint(self._config.checkpoint_path, checkpoint, keep_every=self._config.keep_every)
+        path = self._config.checkpoint_path
+        # The run goes on from an older single file: the first folder takes its place.
+        write = take_over if checkpoint_at(path).is_file() else write_checkpoint
+        return write(path, checkpoint, keep_every=self._config.keep_every)
 
     def _cut(self, order: CheckpointOrdered, seq: int, state: State) -> Checkpoint:
         terms = self._session.require_terms()

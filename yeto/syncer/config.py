@@ -13,14 +13,23 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import json
+import logging
+import ssl
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 from attrs import frozen
 
 from yeto.core import CoreConfig
 from yeto.errors import ConfigError
+from yeto.state.manifest import ISO_BACKENDS
+from yeto.syncer.svd_settings import SvdSettings
+
+if TYPE_CHECKING:
+    from yeto.link import TlsContext
 
 PROFILE_FIELDS = (
     "closing_sweep",
@@ -64,6 +73,9 @@ class Bounds:
     that has been silent longest."""
     handshake_seconds: float = 10.0
     """Longest time to a complete first frame, and from a HELLO to the last socket of its group."""
+    second_look_seconds: float = 1.0
+    """Longest that a HELLO waits for the end of its own connection while its learner has another one. A dial
+    that was given up may say HELLO after its successor did; its end is then some round trips behind it."""
     silence_seconds: float = 15.0
     """A group without one byte on its control socket for so long is gone: three missed heartbeats."""
     manifest_seconds: float = 5.0
@@ -100,11 +112,17 @@ class SyncerConfig:
     keep_every: int = 0
     """Keep every N-th checkpoint beside the newest two; 0 keeps the newest two only."""
     event_tape: Path = Path("events.jsonl")
+    record_payloads: Path | None = None
+    """Folder for every merged push, so that the run can be executed again; None records none."""
 
     auth_key: bytes | None = attrs.field(default=None, repr=False)
     """Shared secret of the HELLO's mac."""
     allow_unauthenticated: bool = False
+    tls: TlsContext | None = attrs.field(default=None, repr=False)
+    """Every connection is TLS when it is given."""
     iso_backend: str = "scalar"
+    """``scalar``, or ``torch-svd``: the pool that ``svd`` describes; then ``core.svd_pool`` is set, too."""
+    svd: SvdSettings | None = None
 
     bounds: Bounds = Bounds()
 
@@ -115,8 +133,21 @@ class SyncerConfig:
             raise ConfigError(f"--port {self.port}: must lie between 0 and 65535")
         if self.keep_every < 0:
             raise ConfigError(f"--keep-every {self.keep_every}: must not be negative")
-        if self.iso_backend != "scalar":
-            raise ConfigError(f"--iso-backend {self.iso_backend}: only scalar is available here")
+        if self.iso_backend not in ISO_BACKENDS:
+            raise ConfigError(f"--iso-backend {self.iso_backend}: must be one of {', '.join(ISO_BACKENDS)}")
+        pooled = self.iso_backend == "torch-svd"
+        if pooled and self.svd is None:
+            raise ConfigError(
+                "--iso-backend torch-svd: needs workers; name their devices, for example "
+                "--iso-worker-devices cuda:0,cuda:1"
+            )
+        if self.svd is not None and not pooled:
+            raise ConfigError(
+                f"--iso-worker-devices: --iso-backend {self.iso_backend} has no workers; give one of them"
+            )
+        assert self.core.svd_pool == pooled, "the coordinator knows whether there is a pool to be drained"
+        if self.svd is not None:
+            self.svd.validated()
         if self.resume_wait_for is not None and not (
             self.core.quorum <= self.resume_wait_for <= self.core.num_learners
         ):
@@ -124,6 +155,8 @@ class SyncerConfig:
                 f"--wait-for {self.resume_wait_for}: must lie between --quorum {self.core.quorum} "
                 f"and --learners {self.core.num_learners}"
             )
+        if self.bounds.pending_handshakes < 1:
+            raise ConfigError(f"--max-pending-handshakes {self.bounds.pending_handshakes}: need at least 1")
         if self.auth_key is not None and not self.auth_key:
             raise ConfigError("the authentication key is empty; make one with: yeto keys new")
         if self.auth_key is None and not self.allow_unauthenticated and not is_loopback(self.host):
@@ -132,6 +165,23 @@ class SyncerConfig:
                 "--auth-key-file (yeto keys new makes one), or --allow-unauthenticated if that is wanted"
             )
         return self
+
+
+def words_of_safety(config: SyncerConfig) -> Iterator[tuple[int, str]]:
+    """Yield what the log is to say about who can read and who can join: level and text."""
+    if config.tls is not None:
+        demanded = config.tls.verify_mode is ssl.CERT_REQUIRED
+        yield (
+            logging.INFO,
+            "every connection is TLS 1.3" + (", with a certificate of the learner's" if demanded else ""),
+        )
+    elif config.auth_key is not None and not is_loopback(config.host):
+        yield (
+            logging.WARNING,
+            "there is a key, but no TLS: who can read the connections reads the weights, and can take a "
+            "learner's place with its HELLO after the next start of this syncer; give --tls-cert and "
+            "--tls-key (yeto keys new --tls HOST makes them)",
+        )
 
 
 def is_loopback(host: str) -> bool:

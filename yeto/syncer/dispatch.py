@@ -54,6 +54,7 @@ from yeto.syncer.pump import Act
 from yeto.syncer.registry import Registry
 from yeto.syncer.rounds import Rounds
 from yeto.syncer.session import Session
+from yeto.syncer.svd_merges import SvdMerges
 
 log = logging.getLogger("yeto.syncer")
 
@@ -84,6 +85,7 @@ class Orders:
         broadcasts: Broadcasts,
         checkpointer: Checkpointer,
         ending: Ending,
+        svd: SvdMerges | None = None,
     ) -> None:
         """Give each order to one of these."""
         self._session = session
@@ -92,6 +94,7 @@ class Orders:
         self._broadcasts = broadcasts
         self._checkpointer = checkpointer
         self._ending = ending
+        self._svd = svd
 
     def stepped(self, event: Event, decisions: tuple[Decision, ...], state: State) -> None:
         """Move tensors that the coordinator has just taken, before anything is done with them."""
@@ -102,7 +105,10 @@ class Orders:
                 self._session.settle(_member(event), event.fragment, taken=taken)
             case OuterStepApplied(finite=True):
                 if any(isinstance(decision, RoundCommitted) for decision in decisions):
-                    self._session.store.put(self._rounds.take_result(event.step, event.attempt))
+                    version, encoded = self._rounds.take_result(event.step, event.attempt)
+                    self._session.store.put(version)
+                    if encoded is not None:
+                        self._broadcasts.keep(version, encoded)
             case LearnerLeft():
                 self._rounds.forget(_member(event))
             case _:
@@ -167,6 +173,9 @@ class Orders:
                 self._checkpointer.unmark()
             case SessionEnding():
                 log.info("%s", decision.why)
+                # A stop waits for no matrix: the pool is killed with the process.
+                if self._svd is not None and decision.phase != "stop":
+                    self._svd.drain()
             case _:
                 log.debug("%s", decision.why)
         return None

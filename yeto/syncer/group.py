@@ -2,7 +2,8 @@
 
 Identity comes from the HELLO and from nowhere else: a message that names another learner ends the group.
 Sizes come from the session, never from the peer: a push is offered to the coordinator by its header, and
-only an admitted one gets a buffer, which belongs to the attempt that wants it.
+only an admitted one gets a buffer, which belongs to the attempt that wants it. What says nothing new is not
+told, and what is told is metered (`yeto.syncer.allowances`).
 
 Worst memory for one learner: one upload of each open attempt, and whatever it has left unfinished of ended
 ones (at most 64 messages, none above the largest fragment), 32 MiB of slices that overtook their first, and
@@ -22,7 +23,8 @@ from yeto.core.decisions import PushAdmitted
 from yeto.core.events import BudgetReported, FinalAckReceived, Heartbeat, PushOffered, UploadProgress
 from yeto.core.values import Member
 from yeto.errors import ProtocolError
-from yeto.link import FrameStream, Group, LinkClosed, Places
+from yeto.link import FrameStream, Group, LinkClosed, Places, Traffic
+from yeto.syncer.allowances import PUSHES_A_PULL, Allowance, Allowances
 from yeto.syncer.config import Bounds
 from yeto.syncer.pump import UNSTAMPED
 from yeto.syncer.receivers import Receivers
@@ -65,8 +67,17 @@ def outbox_bytes_max(sizes: TensorSizes) -> int:
 class LearnerGroup:
     """One generation of one learner, from its HELLO to its end."""
 
-    def __init__(self, control: FrameStream, hello: Hello, *, receivers: Receivers, bounds: Bounds) -> None:
-        """Make the group of a HELLO that was well formed and authentic."""
+    def __init__(
+        self,
+        control: FrameStream,
+        hello: Hello,
+        *,
+        receivers: Receivers,
+        allowances: Allowances,
+        bounds: Bounds,
+        traffic: Traffic,
+    ) -> None:
+        """Make the group of a HELLO that was well formed and authentic; its bytes count in ``traffic``."""
         self.hello = hello
         self.control = control
         self.member = Member(learner=hello.learner, generation=format_generation(hello.generation))
@@ -82,7 +93,11 @@ class LearnerGroup:
         self._pushes = receivers.pushes
         self._first_values = receivers.first_values
         self._bounds = bounds
+        self._allowances = allowances
+        # What was told last; the same once more is no news.
         self._local_step = -1
+        self._acknowledged: int | None = None
+        self._budget: int | None = None
         self._resends = 0
         sizes = TensorSizes.of(hello.layout.numels, hello.dtype)
         self._link = Group(
@@ -94,6 +109,7 @@ class LearnerGroup:
             admit=self._admit,
             deliver=self._deliver,
             silence_seconds=bounds.silence_seconds,
+            traffic=traffic,
         )
 
     @property
@@ -129,6 +145,7 @@ class LearnerGroup:
     def pull(self, fragment: int, step: int, attempt: int) -> None:
         """Ask for a push. Of the pulls of one fragment that wait, only the newest is sent."""
         request = PullRequest(fragment=fragment, step=step, attempt=attempt)
+        self._allowances.pushes.grant(PUSHES_A_PULL)
         self._link.outbox.put_control(request.TYPE, request.encode(), replaces=fragment)
 
     def broadcast(self, fragment: int, version: int, tensor: memoryview, *, again: bool = False) -> None:
@@ -171,11 +188,12 @@ class LearnerGroup:
 
     async def _on_control(self, kind: MessageType, payload: bytes) -> None:
         learner, generation = self.member.learner, self.member.generation
+        self._meter(self._allowances.control, f"{kind.name}: more control messages")
         match kind:
             case MessageType.HEARTBEAT:
                 beat = messages.Heartbeat.decode(payload)
                 check_bounds(beat, learner=learner)
-                if beat.local_step > self._local_step:
+                if beat.local_step > self._local_step and self._allowances.heartbeats.take():
                     self._local_step = beat.local_step
                     await self._facts.tell(
                         Heartbeat(
@@ -184,14 +202,20 @@ class LearnerGroup:
                     )
             case MessageType.FINAL_ACK:
                 step = FinalAck.decode(payload).step
-                await self._facts.tell(
-                    FinalAckReceived(at=UNSTAMPED, learner=learner, generation=generation, step=step)
-                )
+                if step != self._acknowledged:
+                    self._acknowledged = step
+                    await self._facts.tell(
+                        FinalAckReceived(at=UNSTAMPED, learner=learner, generation=generation, step=step)
+                    )
             case MessageType.BUDGET_DONE:
                 steps = BudgetDone.decode(payload).local_steps
-                await self._facts.tell(
-                    BudgetReported(at=UNSTAMPED, learner=learner, generation=generation, local_steps=steps)
-                )
+                if steps != self._budget:
+                    self._budget = steps
+                    await self._facts.tell(
+                        BudgetReported(
+                            at=UNSTAMPED, learner=learner, generation=generation, local_steps=steps
+                        )
+                    )
             case MessageType.MANIFEST:
                 if self.manifest is not None:
                     raise ProtocolError("MANIFEST: it was sent before; one belongs behind a HELLO")
@@ -205,6 +229,7 @@ class LearnerGroup:
         if isinstance(head, InitHeader):
             return self._first_values.init_buffer(self.member, head, size)
         assert isinstance(head, PushHeader), f"{kind.name} is not legal towards a syncer"
+        self._meter(self._allowances.pushes, f"{kind.name}: more pushes than were asked for")
         self._local_step = max(self._local_step, head.local_step)
         decisions = await self._facts.ask(
             PushOffered(
@@ -225,12 +250,19 @@ class LearnerGroup:
             return self._pushes.push_buffer(self.member, head, size)
         return None
 
+    def _meter(self, allowance: Allowance, what: str) -> None:
+        """Raise ProtocolError when a learner says something more often than it has reason to."""
+        if not allowance.take():
+            raise ProtocolError(
+                f"{what}: at most {allowance.rate.burst:g} at once and {allowance.rate.per_second:g} a second"
+            )
+
     async def _deliver(self, kind: MessageType, head: TensorHead, buffer: Buffer) -> None:
-        # Handed over, not awaited: this reader must see the next heartbeat while the tensor is examined.
+        # Handed over: this reader must see the next heartbeat while a large tensor is examined.
         if isinstance(head, InitHeader):
             self._first_values.init_arrived(self.member, head, buffer)
         elif isinstance(head, PushHeader):
-            self._pushes.push_arrived(self.member, head, buffer)
+            await self._pushes.push_arrived(self.member, head, buffer)
 
     async def _report_progress(self) -> None:
         """Tell of uploads that advanced since they were last looked at."""

@@ -1,18 +1,18 @@
 """The door: sockets come in, introduce themselves in time, and become parts of groups, or go.
 
-Until a socket has said who it is, it is a stranger. Strangers are bounded in number, in time and in bytes,
-and nothing is allocated because of what they claim: a first frame is read piece by piece, as it arrives.
-With a key a HELLO is authenticated before one field of it is parsed, and a data socket joins only the
-generation of an authenticated HELLO.
+Until a socket has said who it is, it is a stranger (`yeto.syncer.newcomers`): a place, a time and few bytes
+are all it gets, its TLS handshake included. With a key a HELLO is authenticated before one field of it is
+parsed, and a data socket joins only the generation of an authenticated HELLO.
 
-Whom to take and whom to refuse is the coordinator's to say. Refused here are only bytes that are no HELLO
-and HELLOs that are not authentic; each costs one line of log with the peer's address, and nobody else
-notices.
+Whom to take and whom to refuse is the coordinator's to say. Refused here are only bytes that are no HELLO,
+HELLOs that are not authentic, and more of them than anybody has reason to send; each costs one line of log
+with the peer's address, and nobody else notices.
 """
 
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import Final
 
 import trio
@@ -21,9 +21,21 @@ from yeto.core.decisions import LearnerRefused
 from yeto.core.events import HelloReceived, LearnerJoined, LearnerLeft
 from yeto.core.values import Member, SessionTerms
 from yeto.errors import ProtocolError
-from yeto.link import FrameStream, LinkClosed, set_socket_options
+from yeto.link import (
+    FrameStream,
+    LinkClosed,
+    LinkRefused,
+    TlsContext,
+    Traffic,
+    accept_tls,
+    set_socket_options,
+)
+from yeto.link.framing import underlying_socket
+from yeto.syncer.adoption import Adoption
+from yeto.syncer.allowances import Allowances
 from yeto.syncer.config import Bounds
 from yeto.syncer.group import LearnerGroup, read_manifest
+from yeto.syncer.newcomers import Newcomer, Newcomers, TransportMismatch, check_transport
 from yeto.syncer.pump import UNSTAMPED
 from yeto.syncer.receivers import Receivers
 from yeto.syncer.registry import Registry
@@ -39,8 +51,10 @@ from yeto.wire.messages import DataHello, ErrorMessage, format_generation
 log = logging.getLogger("yeto.syncer")
 
 PIECE_BYTES: Final = 64 * 1024
-"""How much of a first frame is read at a time: what a stranger can make us hold before it has sent it."""
+"""How much of a first frame is read at a time: nothing is allocated because of what a stranger claims."""
 
+LOOK_SECONDS: Final = 0.05
+"""Between two looks for the end of a connection."""
 
 UNWANTED_MAC: Final = (
     "the HELLO is authenticated, but this syncer has no key; give it the learners' --auth-key-file"
@@ -83,100 +97,102 @@ class Listener:
         registry: Registry,
         receivers: Receivers,
         auth_key: bytes | None,
+        tls: TlsContext | None,
+        num_learners: int,
         bounds: Bounds,
+        adoption: Adoption | None = None,
     ) -> None:
-        """Bring groups into ``registry`` and their facts to the pump."""
+        """Bring groups into ``registry`` and their facts to the pump; ``adoption`` sees HELLOs before it."""
         self._session = session
+        self._adoption = adoption
         self._registry = registry
         self._receivers = receivers
         self._facts = receivers.facts
         self._auth_key = auth_key
+        self._tls = tls
         self._bounds = bounds
-        self._strangers: set[FrameStream] = set()
-        # Those among them that have said nothing yet, longest silence first.
-        self._silent: dict[FrameStream, trio.CancelScope] = {}
+        self._newcomers = Newcomers(bounds.pending_handshakes)
+        # The last one is for all ids that there are not.
+        self._allowances = tuple(Allowances() for _ in range(num_learners + 1))
+        self._traffic = tuple(Traffic() for _ in range(num_learners + 1))
+
+    def traffic(self) -> tuple[tuple[int, int], ...]:
+        """Return the bytes received from and sent to each learner on all its connections; any thread may."""
+        return tuple((one.received, one.sent) for one in self._traffic[:-1])
+
+    def make_room(self) -> bool:
+        """Close a stranger, if there is one."""
+        return self._newcomers.make_room()
 
     async def serve(self, raw: trio.SocketStream) -> None:
-        """Serve one accepted socket until it is closed; Trio closes it when this returns."""
-        if len(self._strangers) >= self._bounds.pending_handshakes and not self._make_room():
-            log.warning(
-                "a connection was closed: all places for newcomers (%d) are taken", len(self._strangers)
-            )
-            return
+        """Serve one accepted socket until it is over; the caller closes it then."""
         try:
             set_socket_options(raw)
         except OSError as error:
             log.debug("a connection was lost before it was served: %s", error)
             return
-        # A TLS handshake would wrap the stream here, inside the same limits.
-        stream = FrameStream(raw)
-        self._strangers.add(stream)
-        try:
-            group = await self._introduced(stream)
-        finally:
-            self._strangers.discard(stream)
+        plain = FrameStream(raw)
+        with self._newcomers.place(plain.peer) as newcomer:
+            group = None if newcomer is None else await self._introduced(raw, plain, newcomer)
         if group is None:
             return
-        if group.control is stream:
+        if underlying_socket(group.control.stream) is raw.socket:
             await self._attend(group)
         else:
             # Its life is the group's now; the socket must stay open until that has ended.
             await group.ended.wait()
 
-    def _make_room(self) -> bool:
-        """Close the stranger that has been silent longest; False when none of them is silent.
-
-        Whoever has something to say says it at once. So sockets that say nothing, however many come, cannot
-        keep learners out, which they would if the newest had to go.
-        """
-        if not self._silent:
-            return False
-        longest = next(iter(self._silent))
-        others = len(self._strangers)
-        log.warning("%s did not say who it is before %d others came; connection closed", longest.peer, others)
-        self._strangers.remove(longest)
-        self._silent.pop(longest).cancel()
-        return True
-
-    async def _introduced(self, stream: FrameStream) -> LearnerGroup | None:
+    async def _introduced(
+        self, raw: trio.SocketStream, plain: FrameStream, newcomer: Newcomer
+    ) -> LearnerGroup | None:
         """Return the group that a socket starts or joins, or None when it is to be closed."""
-        peer = stream.peer
-        introduced: Hello | LearnerGroup | None = None
-        displaced = False
+        stream = plain
         try:
-            with trio.move_on_after(self._bounds.handshake_seconds) as scope:
-                self._silent[stream] = scope
-                try:
-                    introduced = await self._first_frame(stream)
-                finally:
-                    displaced = self._silent.pop(stream, None) is None
-        except AuthenticationError as error:
-            log.warning("%s: %s; connection closed", peer, error)
-            await self._say_goodbye(stream, str(error))
+            with self._newcomers.silent(newcomer, self._bounds.handshake_seconds) as scope:
+                await check_transport(raw, tls=self._tls is not None)
+                if self._tls is not None:
+                    stream = FrameStream(await accept_tls(raw, self._tls))
+                introduced = await self._first_frame(stream)
+        except (AuthenticationError, TransportMismatch) as error:
+            if isinstance(error, TransportMismatch) and error.is_data_stream:
+                await self._wait_for_end(stream, newcomer)
+                return None
+            log.warning("%s: %s; connection closed", newcomer.peer, error)
+            await self._say_goodbye(stream, str(error), newcomer)
             return None
         except ProtocolError as error:
-            log.warning("%s: %s; connection closed", peer, error)
+            log.warning("%s: %s; connection closed", newcomer.peer, error)
+            return None
+        except LinkRefused as error:
+            log.warning("%s: %s; connection closed", newcomer.peer, error)
+            # The alert that says so must not be lost behind what the peer has sent meanwhile.
+            with self._newcomers.leaving(newcomer, self._bounds.farewell_seconds):
+                await plain.close_after_peer(self._bounds.farewell_seconds)
             return None
         except LinkClosed as error:
-            log.debug("%s: %s", peer, error)
+            log.debug("%s: %s", newcomer.peer, error)
             return None
-        if introduced is None and not displaced:
-            # A data socket waits for a group that was refused; when its learner has left, all is well.
-            level = logging.DEBUG if await stream.ended() else logging.WARNING
-            log.log(level, "%s did not say in time who it is, or not truly; connection closed", peer)
+        if scope.cancelled_caught:
+            if not newcomer.displaced:
+                # A data socket waits for a group that was refused; when its learner has left, all is well.
+                level = logging.DEBUG if await stream.ended() else logging.WARNING
+                text = "%s did not say in time who it is, or not truly; connection closed"
+                log.log(level, text, newcomer.peer)
+            return None
         if isinstance(introduced, Hello):
-            return await self._greet(stream, introduced)
+            return await self._greet(stream, introduced, newcomer)
         return introduced
 
     async def _first_frame(self, stream: FrameStream) -> Hello | LearnerGroup:
         """Read who it is: a HELLO, or the group that a data socket was attached to."""
         header = await stream.read_header()
         HANDSHAKE.check(header)
-        payload = bytearray()
-        while len(payload) < header.length:
-            payload += await stream.read_exact(min(PIECE_BYTES, header.length - len(payload)))
-        if header.type is MessageType.HELLO:
-            return read_hello(payload, self._auth_key)
+        async with self._newcomers.memory(header.length):
+            payload = bytearray()
+            while len(payload) < header.length:
+                payload += await stream.read_exact(min(PIECE_BYTES, header.length - len(payload)))
+            if header.type is MessageType.HELLO:
+                return self._metered(read_hello(payload, self._auth_key), stream.peer)
         data = DataHello.decode(payload)
         # It may overtake the HELLO of its own group, which travels on another socket.
         group = await self._registry.wait_for(
@@ -185,27 +201,71 @@ class Listener:
         group.attach(data.stream, stream)
         return group
 
-    async def _greet(self, stream: FrameStream, hello: Hello) -> LearnerGroup | None:
+    def _allowances_of(self, hello: Hello) -> Allowances:
+        return self._allowances[min(hello.learner, len(self._allowances) - 1)]
+
+    def _metered(self, hello: Hello, peer: str) -> Hello:
+        """Return a HELLO that may be told to the coordinator.
+
+        Raises:
+            LinkClosed: there were too many; it may come again later.
+        """
+        allowance = self._allowances_of(hello).of_dial(hello.generation)
+        if not allowance.take():
+            if allowance.refused == 1:
+                log.warning(
+                    "%s: learner %d dials too often (%g times at once, %g a second); connections closed",
+                    peer,
+                    hello.learner,
+                    allowance.rate.burst,
+                    allowance.rate.per_second,
+                )
+            raise LinkClosed("it dials too often")
+        return hello
+
+    async def _greet(self, stream: FrameStream, hello: Hello, newcomer: Newcomer) -> LearnerGroup | None:
         """Tell the coordinator of a HELLO; return the group it started, or None when it was refused."""
-        if await stream.ended():
-            # A dial that its learner has given up must not close the group of the next one.
-            return None
-        group = LearnerGroup(stream, hello, receivers=self._receivers, bounds=self._bounds)
+        group = LearnerGroup(
+            stream,
+            hello,
+            receivers=self._receivers,
+            allowances=self._allowances_of(hello),
+            bounds=self._bounds,
+            traffic=self._traffic[min(hello.learner, len(self._traffic) - 1)],
+        )
         # Known before the coordinator hears of it, so that whatever it decides finds the group.
         registered = self._registry.add(group)
+        # A fleet that comes back all at once would have every place taken by those who wait here.
+        with self._newcomers.waiting_aside(newcomer):
+            given_up = await self._given_up(stream, group)
+        if given_up:
+            log.info("%s: it had given up this dial; connection closed", group.name)
+            self._registry.remove(group)
+            group.ended.set()
+            return None
+        terms = SessionTerms(
+            dtype=hello.dtype,
+            num_fragments=len(hello.layout.fragments),
+            fingerprint=hello.fingerprint.hex(),
+            contract=hello.contract.hex(),
+            profile=None if hello.profile is None else hello.profile.hex(),
+        )
+        misfit = None if self._adoption is None else await self._adoption.look_at(hello, terms)
+        if misfit is not None:
+            log.warning("%s refused: %s", group.name, misfit)
+            self._registry.remove(group)
+            try:
+                await self._say_goodbye(stream, misfit, newcomer)
+            finally:
+                group.ended.set()
+            return None
         decisions = await self._facts.ask(
             HelloReceived(
                 at=UNSTAMPED,
                 learner=group.member.learner,
                 generation=group.member.generation,
                 address=group.address,
-                terms=SessionTerms(
-                    dtype=hello.dtype,
-                    num_fragments=len(hello.layout.fragments),
-                    fingerprint=hello.fingerprint.hex(),
-                    contract=hello.contract.hex(),
-                    profile=None if hello.profile is None else hello.profile.hex(),
-                ),
+                terms=terms,
             )
         )
         refusal = next(
@@ -222,7 +282,7 @@ class Listener:
         self._registry.remove(group)
         try:
             if refusal is not None:
-                await self._turn_away(stream, group, refusal)
+                await self._turn_away(stream, group, refusal, newcomer)
             else:
                 reason = "its HELLO states other sizes than the session, under the same fingerprint"
                 log.warning("%s: %s; connection closed", group.name, reason)
@@ -232,12 +292,28 @@ class Listener:
             group.ended.set()
         return None
 
-    async def _turn_away(self, stream: FrameStream, group: LearnerGroup, refusal: LearnerRefused) -> None:
+    async def _given_up(self, stream: FrameStream, group: LearnerGroup) -> bool:
+        """Whether the learner of a HELLO has left already: its dial must not close the group of the next one.
+
+        To close that by mistake would be for good: it is told of two processes with one id. So before it is
+        closed this waits a moment for the end of the dial, which comes behind all that was said in it. Who
+        comes back and really finds its old connection still here loses that moment.
+        """
+        until = trio.current_time() + self._bounds.second_look_seconds
+        while not await stream.ended():
+            if trio.current_time() >= until or not self._registry.has_other(group):
+                return False
+            await trio.sleep(LOOK_SECONDS)
+        return True
+
+    async def _turn_away(
+        self, stream: FrameStream, group: LearnerGroup, refusal: LearnerRefused, newcomer: Newcomer
+    ) -> None:
         text = refusal.why
         if refusal.permanent:
             if refusal.field in EXPLAINED:
                 text = self._session.explain(refusal, await self._manifest(stream, group.hello))
-            await self._say_goodbye(stream, text)
+            await self._say_goodbye(stream, text, newcomer)
         log.warning("%s refused: %s", group.name, text)
 
     async def _manifest(self, stream: FrameStream, hello: Hello) -> TrainingManifest | None:
@@ -251,10 +327,16 @@ class Listener:
                 log.debug("%s: no manifest: %s", stream.peer, error)
         return None
 
-    async def _say_goodbye(self, stream: FrameStream, text: str) -> None:
+    async def _wait_for_end(self, stream: FrameStream, newcomer: Newcomer) -> None:
+        """Let the peer hang up first: the end of a data stream must not overtake what control is told."""
+        with self._newcomers.leaving(newcomer, self._bounds.farewell_seconds), suppress(LinkClosed):
+            while True:
+                await stream.discard(PIECE_BYTES)
+
+    async def _say_goodbye(self, stream: FrameStream, text: str, newcomer: Newcomer) -> None:
         """Send an ERROR and give the peer time to read it."""
         error = ErrorMessage(text=text)
-        with trio.move_on_after(self._bounds.farewell_seconds):
+        with self._newcomers.leaving(newcomer, self._bounds.farewell_seconds):
             try:
                 await stream.send(error.TYPE, error.encode())
             except LinkClosed:

@@ -34,8 +34,8 @@ class Pushes(Protocol):
     def push_buffer(self, member: Member, head: PushHeader, size: int) -> Buffer | None:
         """Return the buffer of an admitted push, owned by its attempt; None when that is gone."""
 
-    def push_arrived(self, member: Member, head: PushHeader, buffer: Buffer) -> None:
-        """Take a push that is there whole."""
+    async def push_arrived(self, member: Member, head: PushHeader, buffer: Buffer) -> None:
+        """Take a push that is there whole; what takes long is done elsewhere."""
 
 
 class FirstValues(Protocol):

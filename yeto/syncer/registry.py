@@ -42,6 +42,13 @@ class Registry:
         """Return the group of a member, or None when it has ended."""
         return self._groups.get(member)
 
+    def has_other(self, group: LearnerGroup) -> bool:
+        """Whether the learner of a group has one of another generation, which is not about to end anyway."""
+        return any(
+            member.learner == group.member.learner and member != group.member and not other.finishing
+            for member, other in self._groups.items()
+        )
+
     def groups(self) -> tuple[LearnerGroup, ...]:
         """Return all groups."""
         return tuple(self._groups.values())

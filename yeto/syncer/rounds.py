@@ -5,6 +5,9 @@ the buffers are let go, jobs that have not begun are cancelled, and what a threa
 still brings back is dropped. A cancel scope cannot stop a thread, so every result is held against the
 attempt it was computed for before anything is done with it.
 
+A run that is recorded hands the pushes of a sealed attempt to the recorder, which writes them while they are
+merged; the merge is told when both are done.
+
 All arithmetic runs in worker threads, a bounded number at a time. A push is examined when it arrives, so
 that after sealing only the reduction is left. The outer step makes a *new* fragment version; the pump puts
 it into the store when the coordinator says that the round is committed, never before.
@@ -13,24 +16,42 @@ it into the store when the coordinator says that the round is committed, never b
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import trio
 from attrs import define, field
+from torch import Tensor
 
 from yeto.core import CoreConfig
 from yeto.core.decisions import AttemptOpened, CommitOrdered, MergeOrdered
 from yeto.core.events import MergeFailed, MergeFinished, OuterStepApplied, PushReceived
 from yeto.core.values import Member
-from yeto.errors import MergeError
+from yeto.errors import MergeError, SvdPoolError
 from yeto.link import new_buffer
-from yeto.merge import MergedGradient, PushFacts, PushInput, apply_outer_step, examine_push, merge_fragment
+from yeto.merge import (
+    MergedGradient,
+    PushFacts,
+    PushInput,
+    commit_fragment,
+    compile_kernels,
+    examine_push,
+    merge_fragment,
+)
 from yeto.state import FragmentVersion
 from yeto.syncer.pump import UNSTAMPED
 from yeto.syncer.receivers import Facts
+from yeto.syncer.recorder import Recorder
 from yeto.syncer.session import Session
+from yeto.syncer.svd_merges import SvdMerges
+from yeto.wire import codecs
+from yeto.wire.layout import FragmentLayout, MergeMode
 from yeto.wire.messages import PushHeader
 from yeto.wire.striping import Buffer
+
+TINY_BYTES: Final = 64 * 1024
+"""Pushes up to this size are examined where they arrive: that takes a tenth of a millisecond, and the way to
+a thread and back more than that, at everybody's expense, because threads take turns. Not before the kernels
+are compiled, for which everybody would wait."""
 
 
 @define(eq=False)
@@ -51,14 +72,18 @@ class _Attempt:
     pushes: dict[Member, _Push] = field(factory=dict)
     gradient: MergedGradient | None = None
     result: FragmentVersion | None = None
+    encoded: memoryview | None = None
+    """The result as it is broadcast, if the outer step made that on its way."""
     jobs: set[trio.CancelScope] = field(factory=set)
+    recorded: trio.Event | None = None
+    """Set when its pushes are on the disk; None when they are not recorded."""
     ended: bool = False
 
     def end(self) -> None:
         """Free the buffers and give up what has not begun."""
         self.ended = True
         self.pushes.clear()
-        self.gradient = self.result = None
+        self.gradient = self.result = self.encoded = None
         for scope in self.jobs:
             scope.cancel()
 
@@ -66,7 +91,16 @@ class _Attempt:
 class Rounds:
     """Every open attempt, and the worker threads that compute for them."""
 
-    def __init__(self, *, session: Session, facts: Facts, config: CoreConfig, heavy: trio.CapacityLimiter):
+    def __init__(
+        self,
+        *,
+        session: Session,
+        facts: Facts,
+        config: CoreConfig,
+        heavy: trio.CapacityLimiter,
+        recorder: Recorder | None = None,
+        svd: SvdMerges | None = None,
+    ):
         """Compute for ``session``; results become events told to ``facts``.
 
         Args:
@@ -74,19 +108,27 @@ class Rounds:
             facts: the pump.
             config: outer momentum and the like.
             heavy: worker threads that may compute at a time.
+            recorder: takes what attempts were sealed with; None when the run is not recorded.
+            svd: the pool that decomposes; None when that is done here.
         """
         self._session = session
         self._facts = facts
         self._config = config
         self._heavy = heavy
+        self._recorder = recorder
+        self._svd = svd
         self._attempts: dict[tuple[int, int], _Attempt] = {}
         self._nursery: trio.Nursery | None = None
+        self._kernels_are_ready = False
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
         """Hold the nursery that the jobs run in."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
+            # The first time on a machine it takes seconds, and would hold up the first pushes.
+            await trio.to_thread.run_sync(compile_kernels, limiter=self._heavy, abandon_on_cancel=True)
+            self._kernels_are_ready = True
             await trio.sleep_forever()
         raise AssertionError("a nursery that sleeps for ever was left")
 
@@ -111,10 +153,15 @@ class Rounds:
                 del attempt.pushes[member]
 
     def seal(self, step: int, number: int, keep: frozenset[Member]) -> None:
-        """Take nothing more: free the uploads of all members but these."""
+        """Take nothing more: free the uploads of all members but these, which are recorded."""
         attempt = self._attempts[step, number]
         for member in attempt.pushes.keys() - keep:
             del attempt.pushes[member]
+        if self._recorder is not None:
+            attempt.recorded = trio.Event()
+            # The merge lets go of them.
+            pushes = tuple((member, push.payload) for member, push in attempt.pushes.items())
+            self._start(attempt, lambda: self._record(attempt, pushes))
 
     def discard(self, step: int, number: int) -> None:
         """Forget an attempt and all it holds."""
@@ -132,15 +179,19 @@ class Rounds:
         attempt = self._attempts[order.step, order.attempt]
         self._start(attempt, lambda: self._commit(attempt, order))
 
-    def take_result(self, step: int, number: int) -> FragmentVersion:
-        """Return the new version that a commit computed, and forget the attempt."""
+    def take_result(self, step: int, number: int) -> tuple[FragmentVersion, memoryview | None]:
+        """Return the new version that a commit computed, and forget the attempt.
+
+        Returns:
+            The version, and its encoding for the broadcast; None when that is still to be made.
+        """
         attempt = self._attempts.pop((step, number))
-        result = attempt.result
+        result, encoded = attempt.result, attempt.encoded
         assert result is not None, "outer_step_applied is told after its result is here"
         attempt.end()
-        return result
+        return result, encoded
 
-    # Arrivals from the groups. None of them waits.
+    # Arrivals from the groups. None of them waits for a thread.
 
     def push_buffer(self, member: Member, head: PushHeader, size: int) -> Buffer | None:
         """Return the buffer of an admitted push; None when its attempt ended while the reader woke up."""
@@ -151,13 +202,16 @@ class Rounds:
         attempt.pushes[member] = _Push(buffer)
         return buffer
 
-    def push_arrived(self, member: Member, head: PushHeader, buffer: Buffer) -> None:
+    async def push_arrived(self, member: Member, head: PushHeader, buffer: Buffer) -> None:
         """Examine a push that is there whole; ``push_received`` follows."""
         attempt = self._attempts.get((head.step, head.attempt))
         push = None if attempt is None else attempt.pushes.get(member)
         if attempt is None or push is None or push.payload is not buffer:
             return  # its attempt ended while it was uploaded, and the tape says so
-        self._start(attempt, lambda: self._examine(attempt, push, member, head))
+        if len(buffer) <= TINY_BYTES and self._kernels_are_ready:
+            await self._examine(attempt, push, member, head, here=True)
+        else:
+            self._start(attempt, lambda: self._examine(attempt, push, member, head, here=False))
 
     # Jobs.
 
@@ -168,24 +222,32 @@ class Rounds:
 
         async def guarded() -> None:
             with scope:
-                await job()
+                # A cancelled task runs until it first waits, and what the job needs is freed already.
+                if not attempt.ended:
+                    await job()
             attempt.jobs.discard(scope)
 
         self._nursery.start_soon(guarded)
 
-    async def _examine(self, attempt: _Attempt, push: _Push, member: Member, head: PushHeader) -> None:
+    async def _examine(
+        self, attempt: _Attempt, push: _Push, member: Member, head: PushHeader, *, here: bool
+    ) -> None:
         layout = self._session.fragment_layout(head.fragment)
         momentum = self._session.store.current(head.fragment).momentum
-        facts = await trio.to_thread.run_sync(
-            examine_push,
-            push.payload,
-            self._session.require_terms().stated.dtype,
-            layout.numel,
-            momentum,
-            layout,
-            limiter=self._heavy,
-            abandon_on_cancel=True,
-        )
+        dtype = self._session.require_terms().stated.dtype
+        if here:
+            facts = examine_push(push.payload, dtype, layout.numel, momentum, layout, threads=1)
+        else:
+            facts = await trio.to_thread.run_sync(
+                examine_push,
+                push.payload,
+                dtype,
+                layout.numel,
+                momentum,
+                layout,
+                limiter=self._heavy,
+                abandon_on_cancel=True,
+            )
         if attempt.ended:
             return
         push.facts = facts
@@ -205,6 +267,13 @@ class Rounds:
             )
         )
 
+    async def _record(self, attempt: _Attempt, pushes: tuple[tuple[Member, Buffer], ...]) -> None:
+        assert self._recorder is not None
+        assert attempt.recorded is not None
+        dtype = self._session.require_terms().stated.dtype
+        await self._recorder.pushes(attempt.step, attempt.number, dtype, pushes)
+        attempt.recorded.set()
+
     async def _merge(self, attempt: _Attempt, order: MergeOrdered) -> None:
         began = trio.current_time()
         dtype = self._session.require_terms().stated.dtype
@@ -223,18 +292,8 @@ class Rounds:
         layout = self._session.fragment_layout(order.fragment)
         momentum = self._session.store.current(order.fragment).momentum
         try:
-            merged = await trio.to_thread.run_sync(
-                lambda: merge_fragment(
-                    inputs,
-                    layout,
-                    momentum,
-                    mu=self._config.outer_momentum,
-                    plain_average=order.plain_average,
-                ),
-                limiter=self._heavy,
-                abandon_on_cancel=True,
-            )
-        except MergeError as error:
+            merged = await self._reduce(inputs, layout, momentum, plain_average=order.plain_average)
+        except (MergeError, SvdPoolError) as error:
             await self._facts.tell(
                 MergeFailed(at=UNSTAMPED, step=order.step, attempt=order.attempt, message=str(error))
             )
@@ -243,6 +302,11 @@ class Rounds:
             return
         attempt.gradient = merged
         attempt.pushes.clear()
+        if attempt.recorded is not None:
+            assert self._recorder is not None
+            if layout.mode is MergeMode.ISO and not order.plain_average:
+                await self._recorder.gradient(order.step, order.attempt, merged)
+            await attempt.recorded.wait()
         await self._facts.tell(
             MergeFinished(
                 at=UNSTAMPED,
@@ -255,10 +319,25 @@ class Rounds:
             )
         )
 
+    async def _reduce(
+        self, pushes: list[PushInput], layout: FragmentLayout, momentum: Tensor, *, plain_average: bool
+    ) -> MergedGradient:
+        mu = self._config.outer_momentum
+        if self._svd is not None and layout.mode is MergeMode.ISO and not plain_average:
+            return await self._svd.merge(pushes, layout, momentum, mu=mu)
+        return await trio.to_thread.run_sync(
+            lambda: merge_fragment(pushes, layout, momentum, mu=mu, plain_average=plain_average),
+            limiter=self._heavy,
+            abandon_on_cancel=True,
+        )
+
     async def _commit(self, attempt: _Attempt, order: CommitOrdered) -> None:
         began = trio.current_time()
         base = self._session.store.current(order.fragment)
+        encoded = None
         if order.no_op:
+            if attempt.recorded is not None:
+                await attempt.recorded.wait()
             finite = True
             version = FragmentVersion(
                 fragment=order.fragment,
@@ -271,19 +350,20 @@ class Rounds:
         else:
             merged = attempt.gradient
             assert merged is not None, "a commit is ordered after its merge"
-            gradient = merged.gradient
+            bulk = codecs.bulk_dtype(self._session.require_terms().stated.dtype)
             result = await trio.to_thread.run_sync(
-                lambda: apply_outer_step(
+                lambda: commit_fragment(
                     base.params,
                     base.momentum,
-                    gradient,
+                    merged,
                     lr=order.lr,
                     mu=order.momentum,
                     sweep=order.sweep,
+                    encode=bulk == "bf16",
                 ),
                 limiter=self._heavy,
             )
-            finite = result.finite
+            finite, encoded = result.finite, result.encoded
             version = FragmentVersion(
                 fragment=order.fragment,
                 version=order.step,
@@ -293,7 +373,7 @@ class Rounds:
                 momentum_digest=result.momentum_digest,
             )
         if finite:
-            attempt.result = version
+            attempt.result, attempt.encoded = version, encoded
         await self._facts.tell(
             OuterStepApplied(
                 at=UNSTAMPED,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,22 +23,26 @@ from attrs import frozen
 
 from yeto import __version__
 from yeto.core import CoreConfig, State, initial_state, step
+from yeto.core.decisions import SessionOpened
 from yeto.core.events import SessionResumed
 from yeto.core.values import FragmentMark, LedgerEntry, SessionTerms
 from yeto.errors import CheckpointError, ConfigError
 from yeto.state import (
     Checkpoint,
+    checkpoint_at,
     checkpoint_lock,
     has_checkpoint,
     read_checkpoint,
     remove_superseded,
     require_space,
     validate_resume,
+    validate_single_file,
 )
 from yeto.syncer.config import StartMode, SyncerConfig
-from yeto.syncer.past import Past, find_past
+from yeto.syncer.past import find_past
+from yeto.syncer.payloads import Arithmetic, RecordingFolder, open_recording
 from yeto.syncer.pump import UNSTAMPED
-from yeto.tape import Header, TapeWriter
+from yeto.tape import Header, Past, TapeWriter, read
 
 log = logging.getLogger("yeto.syncer")
 
@@ -53,6 +58,10 @@ class Start:
     checkpoint: Checkpoint | None = None
     resumed: SessionResumed | None = None
     """The first event to feed, unstamped."""
+    older: Checkpoint | None = None
+    """In place of both: a single file whose tensors the first learner is to state."""
+    recording: RecordingFolder | None = None
+    """Open to write to and locked; of a resumed start it has the fragments already."""
 
 
 @contextmanager
@@ -63,10 +72,18 @@ def prepare(config: SyncerConfig) -> Iterator[Start]:
         ConfigError: files of an earlier run are in the way, or settings cannot go with the checkpoint.
         CheckpointError: the checkpoint is missing, damaged, or belongs to another tape.
         TapeError: the tape is damaged or in use.
+        RecordingError: the payloads cannot be recorded where they are wanted.
     """
+    path = config.checkpoint_path
+    if path.suffix == ".json" and path.is_file():
+        # Its lock would be another than the folder's, and the next checkpoint could not be written.
+        raise ConfigError(
+            f"--checkpoint-path {path}: a run goes on in a whole folder; name {path.parent}, "
+            "and move the manifests after this one out of it"
+        )
     with ExitStack() as held:
         held.enter_context(checkpoint_lock(config.checkpoint_path))
-        there = has_checkpoint(config.checkpoint_path)
+        there = has_checkpoint(checkpoint_at(config.checkpoint_path))
         if config.start is StartMode.RESUME and not there:
             raise CheckpointError(
                 f"--resume: there is no checkpoint at {config.checkpoint_path}; "
@@ -88,60 +105,171 @@ def _fresh(config: SyncerConfig, held: ExitStack) -> Start:
                 f"{config.checkpoint_path}; --resume-or-start sets it aside, or name another (--event-tape)"
             )
         _set_aside(config.event_tape)
-    tape = held.enter_context(TapeWriter.create(config.event_tape, _header(config.core)))
-    return Start(state=initial_state(config.core), tape=tape, begin_at=0.0)
+    header = _header(config.core)
+    recording = _recording(config, held, header)
+    if recording is not None:
+        recording.begin(tape_seq=0, step=0, arithmetic=_arithmetic(config))
+    tape = held.enter_context(TapeWriter.create(config.event_tape, header))
+    return Start(state=initial_state(config.core), tape=tape, begin_at=0.0, recording=recording)
+
+
+def _recording(config: SyncerConfig, held: ExitStack, header: Header) -> RecordingFolder | None:
+    """Open the recording of the session of this tape, when one is wanted."""
+    if config.record_payloads is None:
+        return None
+    return held.enter_context(open_recording(config.record_payloads, header.session_id))
+
+
+def _arithmetic(config: SyncerConfig) -> Arithmetic:
+    """Return what computes the merges of this start."""
+    if config.svd is None:
+        return Arithmetic.here(iso_backend=config.iso_backend)
+    here = Arithmetic.here(iso_backend=config.iso_backend, device=",".join(config.svd.devices))
+    if config.svd.python == sys.executable:
+        return here
+    return attrs.evolve(here, torch_version=f"that of {config.svd.python}")
 
 
 def _resumed(config: SyncerConfig, held: ExitStack) -> Start:
     wait_for = config.core.quorum if config.resume_wait_for is None else config.resume_wait_for
     core = attrs.evolve(config.core, wait_for=wait_for)
-    checkpoint = read_checkpoint(config.checkpoint_path)
+    checkpoint = read_checkpoint(checkpoint_at(config.checkpoint_path))
+    if checkpoint.layout is None:
+        return _older(config, held, core, checkpoint)
     for notice in checkpoint.notices:
         log.warning("%s", notice)
     changes = validate_resume(checkpoint, settings=attrs.asdict(core), iso_backend=config.iso_backend)
-    if changes:
-        log.info("settings changed since the checkpoint: %s", "; ".join(map(str, changes)))
     require_space(config.checkpoint_path, sum(version.numel for version in checkpoint.fragments))
     state = initial_state(core)
+    header = _header(core)
+    tape, begin_at = None, 0.0
     if config.event_tape.exists():
-        tape, tail = TapeWriter.resume(config.event_tape)
-        held.enter_context(tape)
-        if tail.cut_bytes:
-            log.warning("%s ended in the middle of a record; it was cut back", config.event_tape)
-        event, begin_at = _event(checkpoint, core, find_past(config.event_tape, checkpoint)), tail.last_at
+        event = resumed_event(checkpoint, core, find_past(config.event_tape, checkpoint))
     elif checkpoint.tape_file is not None and config.event_tape.name == Path(checkpoint.tape_file).name:
         raise CheckpointError(
             f"{config.event_tape}, the tape of this checkpoint, is missing; "
             "bring it back, or name a new one to go on without its history (--event-tape)"
         )
     else:
-        tape = None
-        event, begin_at = _event(checkpoint, core, Past(checkpoint_seq=None)), 0.0
+        event = resumed_event(checkpoint, core, Past(checkpoint_seq=None))
     # The rules have a word too (--total-steps, for one): ask them before anything is written.
-    step(state, attrs.evolve(event, at=begin_at))
+    after, _ = step(state, event)
+    if config.event_tape.exists():
+        tape, tail = TapeWriter.resume(config.event_tape)
+        held.enter_context(tape)
+        header, begin_at = tail.header, tail.last_at
+        if tail.cut_bytes:
+            log.warning("%s ended in the middle of a record; it was cut back", config.event_tape)
+    recording = _recording(config, held, header)
+    if recording is not None:
+        # Of a new tape, the record behind the header.
+        tape_seq = 1 if tape is None else tape.next_seq
+        recording.begin(tape_seq, checkpoint.step, arithmetic=_arithmetic(config))
+        recording.write_checkpoint(checkpoint)
+    # Of a start that is refused, nothing holds of what it would have gone on with.
+    if changes:
+        log.info("settings changed since the checkpoint: %s", "; ".join(map(str, changes)))
+    _say_what_is_restored(checkpoint, event, after.target)
     remove_superseded(config.checkpoint_path, checkpoint.step)
     if tape is None:
-        tape = held.enter_context(TapeWriter.create(config.event_tape, _header(core)))
-    return Start(state=state, tape=tape, begin_at=begin_at, checkpoint=checkpoint, resumed=event)
+        tape = held.enter_context(TapeWriter.create(config.event_tape, header))
+    return Start(
+        state=state,
+        tape=tape,
+        begin_at=begin_at,
+        checkpoint=checkpoint,
+        resumed=event,
+        recording=recording,
+    )
 
 
-def _event(checkpoint: Checkpoint, core: CoreConfig, past: Past) -> SessionResumed:
-    """Return what the coordinator is told of a checkpoint that a resume may take."""
+def _older(config: SyncerConfig, held: ExitStack, core: CoreConfig, checkpoint: Checkpoint) -> Start:
+    """Return the start from a single file, of which the rest is asked when a learner states its tensors."""
+    if config.record_payloads is not None:
+        raise ConfigError(
+            f"--record-payloads: {config.checkpoint_path} is an older single file, which a recording cannot "
+            "begin with; go on without it until the next checkpoint is written, then resume with it"
+        )
+    validate_single_file(checkpoint, settings=attrs.asdict(core), iso_backend=config.iso_backend)
+    require_space(config.checkpoint_path, sum(version.numel for version in checkpoint.fragments))
+    state = initial_state(core)
+    step(state, resumed_event(checkpoint, core, Past(checkpoint_seq=None), _unknown(checkpoint)))
+    if config.event_tape.exists():
+        if any(isinstance(record.body, SessionOpened) for record in read(config.event_tape)):
+            # It is an earlier start from this file, or it stops here.
+            find_past(config.event_tape, checkpoint)
+        # Whatever it tells was never in a checkpoint.
+        _set_aside(config.event_tape)
+    tape = held.enter_context(TapeWriter.create(config.event_tape, _header(core)))
+    log.info(
+        "%s is a checkpoint of an older format (%s) at step %d; the first learner that connects is to state "
+        "which tensors it holds",
+        checkpoint_at(config.checkpoint_path),
+        checkpoint.format,
+        checkpoint.step,
+    )
+    return Start(state=state, tape=tape, begin_at=0.0, older=checkpoint)
+
+
+def _unknown(checkpoint: Checkpoint) -> SessionTerms:
+    """Return terms that stand for those which a learner will state."""
+    return SessionTerms(
+        dtype="f32",
+        num_fragments=len(checkpoint.fragments),
+        fingerprint=checkpoint.fingerprint or "0" * 64,
+        contract=checkpoint.contract or "0" * 64,
+        profile=None,
+    )
+
+
+def _say_what_is_restored(checkpoint: Checkpoint, event: SessionResumed, target: int) -> None:
+    """Name what is as it was and what begins anew: a resume that keeps silent leaves people guessing."""
+    log.info(
+        "restored: step %d, parameters and momentum of %d fragments, contributions of %d learners, training "
+        "manifest %s; rounds that were open, deadlines and pace begin anew",
+        checkpoint.step,
+        len(checkpoint.fragments),
+        len(checkpoint.ledger),
+        "none" if checkpoint.training_manifest is None else "as stated",
+    )
+    if checkpoint.step == target and not event.awaited:
+        log.info(
+            "this run has ended: all %d rounds are committed; to train on, give a higher --total-steps",
+            target,
+        )
+
+
+def stated_terms(checkpoint: Checkpoint) -> SessionTerms:
+    """Return the terms that a checkpoint of our own format fixes."""
     dtype, fingerprint, contract = checkpoint.dtype, checkpoint.fingerprint, checkpoint.contract
-    assert dtype is not None, "only our own format is resumed"
+    assert dtype is not None, "only our own format states its terms"
     assert fingerprint is not None
     assert contract is not None
+    return SessionTerms(
+        dtype=dtype,
+        num_fragments=len(checkpoint.fragments),
+        fingerprint=fingerprint,
+        contract=contract,
+        profile=checkpoint.profile,
+    )
+
+
+def resumed_event(
+    checkpoint: Checkpoint, core: CoreConfig, past: Past, terms: SessionTerms | None = None
+) -> SessionResumed:
+    """Return what the coordinator is told of a checkpoint that a resume may take.
+
+    Args:
+        checkpoint: what is gone on from.
+        core: the settings now.
+        past: what the tape knows of it.
+        terms: of the session, where the checkpoint does not state them itself.
+    """
     return SessionResumed(
         at=UNSTAMPED,
         wall_clock=_wall_clock(),
         config=core,
-        terms=SessionTerms(
-            dtype=dtype,
-            num_fragments=len(checkpoint.fragments),
-            fingerprint=fingerprint,
-            contract=contract,
-            profile=checkpoint.profile,
-        ),
+        terms=stated_terms(checkpoint) if terms is None else terms,
         step=checkpoint.step,
         fragments=tuple(
             FragmentMark(

@@ -1,6 +1,7 @@
 """Records to lines and back: the border that lets nothing through that it did not write itself.
 
-A line is one flat JSON object in ASCII, keys in a fixed order, without spaces. Reading is strict, because
+A line is one flat JSON object in ASCII, keys in a fixed order, without spaces, and the last of them is its
+checksum. That is looked at before anything else. Reading is strict all the same, because
 a value that is silently bent at this border would show up much later as a decision nobody can explain: a
 missing, unknown or doubled key, a wrong scalar type (``"1"`` or ``true`` for a number, ``1.0`` for a
 count), NaN and Infinity are all refused with file, line and field. The one liberty: a whole number may
@@ -30,7 +31,10 @@ from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
 from yeto.core.decisions import DECISIONS, Decision
 from yeto.core.events import EVENTS, Event
 from yeto.errors import TapeError
-from yeto.tape.records import FORMAT_VERSION, HEADER_KIND, RULES_VERSION, Header, Record
+from yeto.tape.checksum import MISMATCH, SUMMED_FROM, has_some_sum, summed, without_sum
+from yeto.tape.quick import DecisionEnvelope, read_line, write_line
+from yeto.tape.records import FORMAT_VERSION, HEADER_KIND, Header, Record
+from yeto.tape.rules import RULES, UPCASTS
 
 Body = Header | Event | Decision
 Hook = Callable[[Any, Any], Any]
@@ -250,18 +254,30 @@ def encode(*, seq: int, at: float, body: Body, because: int | None = None) -> by
     Raises:
         TapeError: a value cannot be written: NaN, Infinity, or not a plain JSON scalar.
     """
-    kind = HEADER_KIND if isinstance(body, Header) else body.kind
+    line = write_line(seq, at, because, body)
+    if line is None:
+        line = _encode_thoroughly(seq, at, because, body)
+    line = summed(line)
+    if len(line) > LINE_BYTES_MAX:
+        raise TapeError(f"record {seq} ({_kind_of(body)}) is longer than {LINE_BYTES_MAX} bytes")
+    return line
+
+
+def _encode_thoroughly(seq: int, at: float, because: int | None, body: Body) -> bytes:
+    """Return the line of any record, without its checksum, or raise TapeError."""
+    kind = _kind_of(body)
     envelope: dict[str, Any] = {"seq": seq, "at": at, "kind": kind}
     if because is not None:
         envelope["because"] = because
     envelope.update(_kind(kind).unstructure(body))
     try:
-        line = _render(envelope).encode("ascii") + b"\n"
+        return _render(envelope).encode("ascii") + b"\n"
     except (TypeError, ValueError) as error:
         raise TapeError(f"record {seq} ({kind}) cannot be written: {error}") from error
-    if len(line) > LINE_BYTES_MAX:
-        raise TapeError(f"record {seq} ({kind}) is longer than {LINE_BYTES_MAX} bytes")
-    return line
+
+
+def _kind_of(body: Body) -> str:
+    return HEADER_KIND if isinstance(body, Header) else body.kind
 
 
 class Decoder:
@@ -270,10 +286,13 @@ class Decoder:
     Args:
         name: the tape's name in messages, usually its path.
         line: number of the line before the one where decoding begins; 0 begins with the header.
+        format_version: of the tape, for a decoder that does not begin with the header.
     """
 
-    def __init__(self, name: str, *, line: int = 0) -> None:
+    def __init__(self, name: str, *, line: int = 0, format_version: int = FORMAT_VERSION) -> None:
         self.name = name
+        self._upcast = UPCASTS[format_version]
+        self._is_summed = format_version >= SUMMED_FROM
         self.line = line
         """Number of the last line decoded; also the number of the record that comes next."""
         self.at = 0.0
@@ -285,13 +304,38 @@ class Decoder:
         """Return the record of the next line.
 
         Args:
-            line: the line, with or without its LF.
+            line: the line, LF included.
 
         Raises:
             TapeError: the line is damaged, of a newer version, or out of order; names file, line, field.
         """
+        record = self._decode_quickly(line) or self._decode_thoroughly(line)
+        self.line += 1
+        self.at = record.at
+        if record.because is None:
+            self._event_seq = record.seq
+        return record
+
+    def _decode_quickly(self, line: bytes) -> Record | None:
+        """Return the record of a line that is just as we would write it here; None for any other."""
+        found = read_line(line, is_summed=self._is_summed) if self._upcast is None else None
+        if found is None:
+            return None
+        envelope, read_body = found
+        seq, at, because = envelope.seq, envelope.at, None
+        if isinstance(envelope, DecisionEnvelope):
+            because = envelope.because
+            in_order = because == self._event_seq and because > 0 and at == self.at
+        else:
+            in_order = at >= self.at
+        if not in_order or seq != self.line or seq == 0:
+            return None
+        return Record.of_line(seq, at, envelope.kind, because, line, read_body)
+
+    def _decode_thoroughly(self, line: bytes) -> Record:
+        """Return the record of a line, or raise TapeError with what is wrong with it."""
         try:
-            record = self._decode(line)
+            return self._decode(self._first_without_sum(line) if self.line == 0 else self._without_sum(line))
         except _Refused as error:
             raise TapeError(f"{self.name}: line {self.line + 1}: {error}") from None
         except ClassValidationError as error:
@@ -299,27 +343,39 @@ class Decoder:
             raise TapeError(f"{self.name}: line {self.line + 1}: field {path}: {cause}") from None
         except (ValueError, RecursionError) as error:
             raise TapeError(f"{self.name}: line {self.line + 1}: not a JSON record: {error}") from None
-        self.line += 1
-        self.at = record.at
-        if record.because is None:
-            self._event_seq = record.seq
-        return record
+
+    def _without_sum(self, line: bytes) -> bytes:
+        plain = without_sum(line) if self._is_summed else line
+        if plain is None:
+            raise _Refused(MISMATCH)
+        return plain
+
+    def _first_without_sum(self, line: bytes) -> bytes:
+        """Return line 1, which says itself whether it has a checksum, without it."""
+        plain = without_sum(line)
+        if plain is None and has_some_sum(line):
+            raise _Refused(MISMATCH)
+        fields = _object(line)
+        if fields.get("kind") == HEADER_KIND:
+            _check_versions(fields)
+            self._upcast = UPCASTS[fields["format_version"]]
+            self._is_summed = fields["format_version"] >= SUMMED_FROM
+            if not self._is_summed:
+                plain = line
+            elif plain is None:
+                raise _Refused(MISMATCH)
+        return plain or line  # what is no header is refused, whatever it is
 
     def _decode(self, line: bytes) -> Record:
-        text = line.strip(b" \t\r\n").decode("utf-8")
-        fields, end = _parse(text)
-        if end != len(text):
-            raise _Refused(f"data after the record: {_shown(text[end:])}")
-        if type(fields) is not dict:
-            raise _Refused(f"expected an object, found {_shown(fields)}")
+        fields = _object(line)
+        if self._upcast is not None:
+            fields = self._upcast(fields)
         kind = fields.get("kind")
         if type(kind) is not str or kind not in _CLASSES:
             raise _Refused(f"field kind: {_shown(kind)} is not a kind of record that this version knows")
         known = _kind(kind)
         if (kind == HEADER_KIND) != (self.line == 0):
             raise _Refused("the header belongs on line 1 and nowhere else")
-        if kind == HEADER_KIND:
-            _check_versions(fields)
         _check_keys(fields, known.keys)
         seq = _named("seq", _structure_int, fields)
         at = _named("at", _structure_float, fields)
@@ -336,6 +392,17 @@ class Decoder:
         return Record(seq=seq, at=at, kind=kind, because=because, body=known.fill(fields, None))
 
 
+def _object(line: bytes) -> dict[str, Any]:
+    """Return the object that a line is."""
+    text = line.strip(b" \t\r\n").decode("utf-8")
+    fields, end = _parse(text)
+    if end != len(text):
+        raise _Refused(f"data after the record: {_shown(text[end:])}")
+    if type(fields) is not dict:
+        raise _Refused(f"expected an object, found {_shown(fields)}")
+    return fields
+
+
 def _named(name: str, hook: Hook, fields: dict[str, object]) -> Any:
     try:
         return hook(fields[name], None)
@@ -345,12 +412,13 @@ def _named(name: str, hook: Hook, fields: dict[str, object]) -> Any:
 
 def _check_versions(fields: dict[str, object]) -> None:
     """Refuse a newer tape before anything else of it is looked at: its other fields may be new too."""
-    for name, known in (("format_version", FORMAT_VERSION), ("rules_version", RULES_VERSION)):
+    for name, known in (("format_version", max(UPCASTS)), ("rules_version", max(RULES))):
         found = fields.get(name)
         if type(found) is int and found > known:
+            software = _shown(fields.get("software_version")).strip('"')
             raise _Refused(
                 f"{name} {found} is newer than {known}, the newest this version of Yeto knows; "
-                f"read the tape with Yeto {fields.get('software_version')} or newer"
+                f"read the tape with Yeto {software} or newer"
             )
         if type(found) is not int or found < 1:
             raise _Refused(f"field {name}: expected a version from 1 to {known}, found {_shown(found)}")

@@ -6,7 +6,7 @@ software version) differs always and is not looked at; the settings in the heade
 
 from __future__ import annotations
 
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from os import PathLike
 from typing import Any
 
@@ -33,13 +33,21 @@ class Difference:
         return tuple((name, left[name], right[name]) for name in left if left[name] != right[name])
 
 
-def first_difference(left: str | PathLike[str], right: str | PathLike[str]) -> Difference | None:
+def first_difference(
+    left: str | PathLike[str], right: str | PathLike[str], *, until: int | None = None
+) -> Difference | None:
     """Return the first record that differs between two tapes, or None.
+
+    Args:
+        left: one tape.
+        right: the other.
+        until: number of the last record to look at; None looks at all.
 
     Raises:
         TapeError: one of them is missing or damaged up to there.
     """
-    for line, (mine, theirs) in enumerate(zip_longest(read(left), read(right)), 1):
+    pairs = zip_longest(read(left), read(right))
+    for line, (mine, theirs) in enumerate(islice(pairs, None if until is None else until + 1), 1):
         if _comparable(mine) != _comparable(theirs):
             return Difference(line=line, left=_comparable(mine), right=_comparable(theirs))
     return None

@@ -16,7 +16,7 @@ from attrs import frozen
 from yeto.core.events import SessionResumed
 from yeto.errors import TapeError
 from yeto.tape.codec import LINE_BYTES_MAX, Decoder
-from yeto.tape.records import Record
+from yeto.tape.records import FORMAT_VERSION, Header, Record
 
 
 def no_header(name: str) -> TapeError:
@@ -28,14 +28,23 @@ def open_tape(path: str | PathLike[str]) -> BinaryIO:
     """Open a tape for reading.
 
     Raises:
-        TapeError: there is no such file, or it cannot be read.
+        TapeError: there is no such file, or it cannot be read, or not twice.
     """
     try:
-        return open(path, "rb")
+        file = open(path, "rb")  # noqa: SIM115 - whoever asked closes it
     except FileNotFoundError:
-        raise TapeError(f"{path}: no such tape") from None
+        raise TapeError(
+            f"{path}: no such tape; a syncer writes events.jsonl in the folder it is started in, "
+            "yeto run --role local in its --run-dir"
+        ) from None
+    except IsADirectoryError:
+        raise TapeError(f"{path}: is a folder; name the tape in it, such as events.jsonl") from None
     except OSError as error:
         raise TapeError(f"{path}: cannot be read: {error.strerror}") from error
+    if not file.seekable():
+        file.close()
+        raise TapeError(f"{path}: is a pipe, and a tape is read more than once: write it to a file")
+    return file
 
 
 def complete_lines(file: BinaryIO, name: str) -> Iterator[bytes]:
@@ -91,14 +100,17 @@ def find_restarts(path: str | PathLike[str], *, until: int | None = None) -> tup
         TapeError: the tape cannot be read, or such a record is damaged.
     """
     restarts: list[Restart] = []
+    version = FORMAT_VERSION
     kind = SessionResumed.kind.encode()
     with open_tape(path) as file:
         for seq, line in enumerate(complete_lines(file, str(path))):
             if until is not None and seq > until:
                 break
             # A string that merely mentions the kind is sorted out by decoding.
-            if kind in line:
-                body = Decoder(str(path), line=seq).decode(line).body
-                if isinstance(body, SessionResumed):
+            if seq == 0 or kind in line:
+                body = Decoder(str(path), line=seq, format_version=version).decode(line).body
+                if isinstance(body, Header):
+                    version = body.format_version
+                elif isinstance(body, SessionResumed):
                     restarts.append(Restart(seq=seq, step=body.step))
     return tuple(restarts)

@@ -9,14 +9,18 @@ event, and that event's ``at``; the decisions of one event stand directly behind
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 from attrs import frozen
 
 from yeto.core.config import CoreConfig
 from yeto.core.decisions import Decision
 from yeto.core.events import Event
+from yeto.core.parts import made
 
-FORMAT_VERSION = 1
-"""Version of the line format: keys, kinds, fields and their types."""
+FORMAT_VERSION = 2
+"""Version of the line format: keys, kinds, fields and their types; since 2 each line has a checksum."""
 RULES_VERSION = 1
 """Version of the rules that turn events into decisions; a replay needs the same ones."""
 HEADER_KIND = "header"
@@ -47,6 +51,27 @@ class Record:
     because: int | None
     """Number of the event that a decision answers; None for the header and for events."""
     body: Header | Event | Decision
+
+    @classmethod
+    def of_line(
+        cls, seq: int, at: float, kind: str, because: int | None, line: bytes, read: Callable[[bytes], Any]
+    ) -> Record:
+        """Return the record of a line that was found sound.
+
+        ``read`` makes the body of the line when it is first looked at: most folds look at few kinds.
+        """
+        fields = {"seq": seq, "at": at, "kind": kind, "because": because, "_read": read, "_line": line}
+        return made(cls, fields)
+
+    if not TYPE_CHECKING:  # a checker would believe that a record has every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            # Called only for what is not there.
+            fields = self.__dict__
+            if name != "body" or "_read" not in fields:
+                raise AttributeError(f"a record has no {name!r}", name=name, obj=self)
+            body = fields["body"] = fields.pop("_read")(fields.pop("_line"))
+            return body
 
 
 def round_at(seconds: float) -> float:

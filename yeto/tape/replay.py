@@ -12,7 +12,7 @@ Memory does not grow with the tape: what is held is one state and the decisions 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from enum import Enum
 from os import PathLike
 from typing import Any
@@ -20,15 +20,14 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from yeto.core import State, initial_state, step
+from yeto.core import State
 from yeto.core.decisions import Decision
 from yeto.core.events import Event, SessionResumed
 from yeto.errors import ConfigError, CoordinatorError, TapeError
 from yeto.tape.codec import Decoder
 from yeto.tape.reader import complete_lines, no_header, open_tape
 from yeto.tape.records import Header, Record
-
-Step = Callable[[State, Event], tuple[State, tuple[Decision, ...]]]
+from yeto.tape.rules import RULES, Step
 
 
 @frozen(kw_only=True)
@@ -73,10 +72,10 @@ class Replayer:
 
     Args:
         name: the tape's name in messages, usually its path.
-        step: the rules; another function of the same shape answers "what if".
+        step: other rules than those that the tape's header names.
     """
 
-    def __init__(self, name: str, *, step: Step = step) -> None:
+    def __init__(self, name: str, *, step: Step | None = None) -> None:
         self._decoder = Decoder(name)
         self._step = step
         self._header: Header | None = None
@@ -144,8 +143,10 @@ class Replayer:
         )
 
     def _begin(self, header: Header) -> None:
+        rules = RULES[header.rules_version]
+        self._step = self._step or rules.step
         try:
-            self._state = initial_state(header.config)
+            self._state = rules.initial_state(header.config)
         except ConfigError as error:
             raise TapeError(f"{self._decoder.name}: line 1: impossible settings: {error}") from error
         self._header = header
@@ -155,6 +156,7 @@ class Replayer:
             self._diverge(seq, event, self._due[0], "the rules give one more decision before this event")
             return
         self._event = event
+        assert self._step is not None, "the header comes first"
         try:
             self._state, decisions = self._step(self.state, event)
         except (CoordinatorError, ConfigError) as error:
@@ -183,13 +185,13 @@ class Replayer:
         )
 
 
-def replay(path: str | PathLike[str], *, until: int | None = None, step: Step = step) -> ReplayResult:
+def replay(path: str | PathLike[str], *, until: int | None = None, step: Step | None = None) -> ReplayResult:
     """Fold a tape and compare every decision, up to the first that differs.
 
     Args:
         path: the tape; a torn tail is left out.
         until: number of the last record to take; None takes all.
-        step: the rules.
+        step: other rules than those that the tape's header names.
 
     Raises:
         TapeError: the tape is missing or damaged before its tail; names file, line and field.

@@ -42,15 +42,27 @@ def printable(text: str) -> str:
 
 
 def describe(record: Record) -> str:
-    """Return a record as one line: the coordinator's sentence, or what was reported."""
+    """Return a record as one line: when, its number, and what it says."""
+    return f"{record.at:12.6f} s {record.seq:>8}  {sentence(record)}"
+
+
+def sentence(record: Record) -> str:
+    """Return what a record says: its kind with the coordinator's sentence, or with what was reported."""
     body = record.body
     if isinstance(body, Header):
         text = f"session {body.session_id}, Yeto {body.software_version}, {body.wall_clock}"
     elif isinstance(body, Decision):
         text = body.why
+    elif isinstance(body, SessionResumed):
+        # Its fields are a whole state; what a reader of a story wants to know is where it goes on.
+        config = body.config
+        text = (
+            f"from step {body.step} at {body.wall_clock}, "
+            f"{config.num_learners} learners, quorum {config.quorum}, {config.total_steps} rounds in all"
+        )
     else:
         text = _fields(body)
-    return printable(f"{record.at:12.6f} s {record.seq:>8}  {record.kind}: {text}".rstrip(": "))
+    return printable(f"{record.kind}: {text}".rstrip(": "))
 
 
 def _fields(event: Event) -> str:
@@ -83,9 +95,9 @@ def _short(value: Any) -> str:
 class RoundStory:
     """Picks the records that concern one round, in tape order.
 
-    These are the records that name the round, its checkpoint and its broadcast, what was ignored of it,
-    and who came or left while it was open. A restart after its first record is part of it too: the round
-    may come once more on the timeline that begins there.
+    These are the records that name the round, its checkpoint and its first broadcast, what was ignored of it,
+    and who came or left while it was open. A restart below it is part of it too: what stands before is
+    superseded, and the round comes once more on the timeline that begins there.
 
     Args:
         step: the round, a global step.
@@ -96,6 +108,8 @@ class RoundStory:
         self.found = False
         """Whether any attempt of the round was opened."""
         self._open = False
+        self._sent = False
+        """Whether it was broadcast: what joining learners are sent later is their story."""
         self._cause_concerns = False
 
     def concerns(self, record: Record) -> bool:
@@ -106,6 +120,9 @@ class RoundStory:
             self._cause_concerns = belongs
         if isinstance(body, AttemptOpened) and belongs:
             self.found = self._open = True
+            self._sent = False
+        elif isinstance(body, BroadcastOrdered) and belongs:
+            self._sent = True
         elif isinstance(body, RoundCommitted | AttemptDiscarded) and belongs:
             self._open = False
         return belongs
@@ -116,10 +133,10 @@ class RoundStory:
                 return self._cause_concerns
             case LearnerJoined() | LearnerLeft():
                 return self._open
-            case SessionResumed():
-                return self.found
+            case SessionResumed(step=step):
+                return self.found and step < self.step
             case BroadcastOrdered(fragments=fragments):
-                return any(fragment.version == self.step for fragment in fragments)
+                return not self._sent and any(fragment.version == self.step for fragment in fragments)
             case FinalCutOrdered() | FinalAckReceived() | SessionEnded():
                 # Their step is where the run ended, not a round.
                 return False

@@ -8,8 +8,8 @@ the fold then knows of each commit, as it comes, whether it will stand.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeVar
 
 from attrs import asdict, define, field
 
@@ -27,7 +27,8 @@ from yeto.core.decisions import (
 from yeto.core.events import LearnerJoined, LearnerLeft, SessionResumed
 from yeto.core.values import LedgerEntry, SessionTerms
 from yeto.tape.reader import Restart
-from yeto.tape.records import Header, Record
+from yeto.tape.records import HEADER_KIND, Header
+from yeto.tape.skim import Item
 
 _Key = TypeVar("_Key")
 
@@ -95,6 +96,9 @@ class Summary:
         restarts: all restarts of the part of the tape that will be fed.
     """
 
+    KINDS: ClassVar[frozenset[str]]
+    """Kinds of the records that change a figure; nine of ten records are of others."""
+
     def __init__(self, restarts: Sequence[Restart] = ()) -> None:
         self._restarts = tuple(restarts)
         self.header: Header | None = None
@@ -102,6 +106,8 @@ class Summary:
         self.at = 0.0
         self.terms: SessionTerms | None = None
         self.restarts: list[SessionResumed] = []
+        self.endings: list[SessionEnded | None] = []
+        """How what stands before each restart had ended; None when it was cut off."""
         self.ended: SessionEnded | None = None
         self.step = 0
         """Committed global step."""
@@ -123,45 +129,69 @@ class Summary:
         self.refused_learners: dict[str, Refusal] = {}
         """By reason. Not by learner: the id may be a stranger's and anything at all."""
 
-    def feed(self, record: Record) -> None:
+    def feed(self, record: Item) -> None:
         """Take the next record."""
         self.records += 1
         self.at = record.at
-        match record.body:
-            case Header() as header:
-                self.header = header
-                for learner in range(header.config.num_learners):
-                    self._learner(learner)
-            case RoundCommitted() as commit:
-                self._commit(record.seq, commit)
-            case SessionResumed() as resumed:
-                self._resume(resumed)
-            case SessionOpened(terms=terms):
-                self.terms = terms
-            case SessionEnded() as ended:
-                self.ended = ended
-            case AttemptOpened():
-                self.attempts += 1
-            case AttemptSealed():
-                self.sealed += 1
-            case AttemptDiscarded(reason=reason):
-                self.discarded[reason] += 1
-            case GraceOpened(grace_seconds=seconds):
-                self.grace_seconds.add(seconds)
-            case PushRefused(learner=learner, reason=reason, why=why):
-                _count(self.refused_pushes, (learner, reason), record.seq, why)
-            case LearnerRefused(reason=reason, why=why):
-                _count(self.refused_learners, reason, record.seq, why)
-            case LearnerJoined(learner=learner):
-                self._learner(learner).joins += 1
-            case LearnerLeft(learner=learner) if learner in self.learners:
-                self.learners[learner].leaves += 1
+        handle = _HANDLERS.get(record.kind)
+        if handle is not None:
+            handle(self, record)
+
+    def _header(self, record: Item) -> None:
+        header: Any = record.body
+        self.header = header
+        for learner in range(header.config.num_learners):
+            self._learner(learner)
+
+    def _opened(self, record: Item) -> None:
+        body: Any = record.body
+        self.terms = body.terms
+
+    def _ended(self, record: Item) -> None:
+        body: Any = record.body
+        self.ended = body
+
+    def _attempt_opened(self, _: Item) -> None:
+        self.attempts += 1
+
+    def _attempt_sealed(self, _: Item) -> None:
+        self.sealed += 1
+
+    def _attempt_discarded(self, record: Item) -> None:
+        body: Any = record.body
+        self.discarded[body.reason] += 1
+
+    def _grace_opened(self, record: Item) -> None:
+        body: Any = record.body
+        self.grace_seconds.add(body.grace_seconds)
+
+    def _push_refused(self, record: Item) -> None:
+        body: Any = record.body
+        _count(self.refused_pushes, (body.learner, body.reason), record.seq, body.why)
+
+    def _learner_refused(self, record: Item) -> None:
+        body: Any = record.body
+        _count(self.refused_learners, body.reason, record.seq, body.why)
+
+    def _joined(self, record: Item) -> None:
+        body: Any = record.body
+        self._learner(body.learner).joins += 1
+
+    def _left(self, record: Item) -> None:
+        body: Any = record.body
+        if body.learner in self.learners:
+            self.learners[body.learner].leaves += 1
 
     def _learner(self, learner: int) -> LearnerSummary:
-        return self.learners.setdefault(learner, LearnerSummary())
+        summary = self.learners.get(learner)
+        if summary is None:
+            summary = self.learners[learner] = LearnerSummary()
+        return summary
 
-    def _resume(self, resumed: SessionResumed) -> None:
+    def _resumed(self, record: Item) -> None:
+        resumed: Any = record.body
         self.restarts.append(resumed)
+        self.endings.append(self.ended)
         self.ended = None
         self.terms = resumed.terms
         self.step = resumed.step
@@ -171,14 +201,15 @@ class Summary:
             summary = self._learner(entry.learner)
             summary.merges, summary.c_steps, summary.c_tokens = entry.merges, entry.c_steps, entry.c_tokens
 
-    def _commit(self, seq: int, commit: RoundCommitted) -> None:
+    def _committed(self, record: Item) -> None:
+        commit: Any = record.body
         self.step = commit.step
         for responder in commit.responders:
             summary = self._learner(responder.learner)
             summary.merges += 1
             summary.c_steps += responder.c_steps
             summary.c_tokens += responder.c_tokens
-        if any(restart.seq > seq and restart.step < commit.step for restart in self._restarts):
+        if not self.stands(record.seq, commit.step):
             self.superseded += 1
             return
         self.commits += 1
@@ -194,6 +225,10 @@ class Summary:
             self._learner(learner).missed += 1
         for learner in commit.left_out:
             self._learner(learner).left_out += 1
+
+    def stands(self, seq: int, step: int) -> bool:
+        """Return whether no restart falls back below the commit of ``step`` in record ``seq``."""
+        return not any(restart.seq > seq and restart.step < step for restart in self._restarts)
 
     def ledger(self) -> tuple[LedgerEntry, ...]:
         """Return the ledger as the records give it, in learner order; learners without a merge left out."""
@@ -220,7 +255,10 @@ class Summary:
                 "wall_clock": header.wall_clock if header else None,
                 "records": self.records,
                 "seconds": self.at,
-                "restarts": [{"at": event.at, "step": event.step} for event in self.restarts],
+                "restarts": [
+                    {"at": event.at, "step": event.step, "after_exit_code": last.exit_code if last else None}
+                    for event, last in zip(self.restarts, self.endings, strict=True)
+                ],
                 "ended": {"exit_code": ended.exit_code, "why": ended.why} if ended else None,
             },
             "rounds": {
@@ -266,3 +304,22 @@ class Summary:
 def _count(refusals: dict[_Key, Refusal], key: _Key, seq: int, why: str) -> None:
     known = refusals.get(key)
     refusals[key] = Refusal(count=known.count + 1 if known else 1, seq=seq, why=why)
+
+
+_HANDLERS: dict[str, Callable[[Summary, Any], None]] = {
+    HEADER_KIND: Summary._header,
+    AttemptDiscarded.kind: Summary._attempt_discarded,
+    AttemptOpened.kind: Summary._attempt_opened,
+    AttemptSealed.kind: Summary._attempt_sealed,
+    GraceOpened.kind: Summary._grace_opened,
+    LearnerJoined.kind: Summary._joined,
+    LearnerLeft.kind: Summary._left,
+    LearnerRefused.kind: Summary._learner_refused,
+    PushRefused.kind: Summary._push_refused,
+    RoundCommitted.kind: Summary._committed,
+    SessionEnded.kind: Summary._ended,
+    SessionOpened.kind: Summary._opened,
+    SessionResumed.kind: Summary._resumed,
+}
+
+Summary.KINDS = frozenset(_HANDLERS)

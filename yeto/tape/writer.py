@@ -27,7 +27,7 @@ from yeto.core.events import Event
 from yeto.errors import TapeError
 from yeto.tape.codec import Decoder, encode
 from yeto.tape.reader import complete_lines, no_header, open_tape
-from yeto.tape.records import Header
+from yeto.tape.records import FORMAT_VERSION, RULES_VERSION, Header
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -158,8 +158,8 @@ class TapeWriter:
         """Open a tape to write on: read it whole, cut a torn tail away, go on behind the last record.
 
         Raises:
-            TapeError: the tape is missing, damaged before its tail, being written by another process, or
-                its tail cannot be cut away.
+            TapeError: the tape is missing, damaged before its tail, of an older version, being written by
+                another process, or its tail cannot be cut away.
         """
         target = Path(path)
         lock = _locked(target)
@@ -177,6 +177,12 @@ class TapeWriter:
                         event_seq = record.seq
             if header is None:
                 raise no_header(str(target))
+            if (header.format_version, header.rules_version) != (FORMAT_VERSION, RULES_VERSION):
+                raise TapeError(
+                    f"{target} has format {header.format_version} and rules {header.rules_version}, this "
+                    f"Yeto writes format {FORMAT_VERSION} by rules {RULES_VERSION}; name a new tape to "
+                    f"go on (--event-tape): the checkpoint has all that is needed"
+                )
             file = open_file(target)
             try:
                 cut_bytes = file.size() - whole_bytes
@@ -217,7 +223,7 @@ class TapeWriter:
         seq = self._next_seq
         if event.at < self._at:
             raise TapeError(f"{self._name}: record {seq}: at {event.at} lies before {self._at}")
-        self._buffer([encode(seq=seq, at=event.at, body=event)])
+        self._buffer((encode(seq=seq, at=event.at, body=event),))
         self._event_seq = seq
         self._at = event.at
         return seq
@@ -239,6 +245,8 @@ class TapeWriter:
                 f"{self._name}: decisions because of {because} at {at} do not follow the last event, "
                 f"{self._event_seq} at {self._at}"
             )
+        if not decisions:
+            return
         self._buffer(
             [
                 encode(seq=seq, at=at, body=decision, because=because)
@@ -305,8 +313,8 @@ class TapeWriter:
         if self._closed:
             raise TapeError(f"{self._name}: the tape is closed")
 
-    def _buffer(self, lines: list[bytes]) -> None:
-        size = sum(map(len, lines))
+    def _buffer(self, lines: Sequence[bytes]) -> None:
+        size = sum([len(line) for line in lines])
         waiting = self._appended_bytes - self._durable_bytes
         if waiting + size > PENDING_BYTES_MAX:
             raise TapeError(

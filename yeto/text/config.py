@@ -71,7 +71,11 @@ class TextConfig:
     """Frozen weights: ``f32``, ``bf16``, or ``auto`` (bf16 on accelerators, f32 on CPU)."""
     gradient_checkpointing: str = "auto"
     """``on``, ``off``, or ``auto`` (on with an accelerator)."""
+    compile: str = "off"
+    """``on``: train through torch.compile."""
     device: str = "auto"
+    shard: str = "ddp"
+    """With several ranks: ``ddp`` holds the whole model on each, ``fsdp`` a part of every tensor."""
 
     seed: int = 0
     learner_id: int = 0
@@ -89,6 +93,8 @@ class TextConfig:
         _choice("--tokenize", self.tokenize, ("stream", "preload"))
         _choice("--tuning", self.tuning, ("lora", "full"))
         _choice("--base-dtype", self.base_dtype, ("auto", "f32", "bf16"))
+        _choice("--shard", self.shard, ("ddp", "fsdp"))
+        _choice("--compile", self.compile, ("off", "on"))
         _choice("--gradient-checkpointing", self.gradient_checkpointing, ("auto", "on", "off"))
         _at_least("--seq-len", self.seq_len, 2)
         _at_least("--micro-batch-size", 1 if self.micro_batch_size is None else self.micro_batch_size, 1)
@@ -116,6 +122,16 @@ class TextConfig:
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             raise ConfigError(f"--chat-template {self.chat_template}: no such file")
         self.column_roles()
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether training goes through torch.compile."""
+        return self.compile == "on"
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the model is held in parts."""
+        return self.shard == "fsdp" and self.num_ranks > 1
 
     def column_roles(self) -> dict[str, str] | None:
         """Return ``--columns`` as a mapping from role to column name, or ``None`` when it is not set.

@@ -3,10 +3,14 @@
 Rows are neither packed nor cut short: a row longer than ``seq_len`` is scored in windows of it, shorter ones
 are padded on the right, where a causal model cannot see. So the figure does not depend on packing, on the
 order of rows or on the batch size, and base and tuned models are compared like for like.
+
+The ranks of an island deal the batches out among themselves. Which rows share a batch does not depend on how
+many ranks there are, so the sums over all of them are those that one rank would find.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -76,25 +80,48 @@ def heldout_loss(model: str, adapter: Path | None, config: TextConfig) -> Evalua
 
 
 def evaluate_rows(
-    module: Any, rows: Sequence[Encoded], *, seq_len: int, device: torch.device, compute_dtype: torch.dtype
+    module: Any,
+    rows: Sequence[Encoded],
+    *,
+    seq_len: int,
+    device: torch.device,
+    compute_dtype: torch.dtype,
+    rank: int = 0,
+    num_ranks: int = 1,
+    is_sharded: bool = False,
 ) -> Evaluation:
-    """Return the summed loss of a model over rows; leaves its mode and the random state as they were."""
+    """Return the summed loss of a model over rows; leaves its mode and the random state as they were.
+
+    Args:
+        module: the model.
+        rows: all of them, on every rank.
+        seq_len: longest window.
+        device: of the model.
+        compute_dtype: of its matrix products.
+        rank: scores its part of the batches only; ``rows`` of the result counts all.
+        num_ranks: of the island.
+        is_sharded: a pass takes all ranks, so all must take equally many.
+    """
     windows = [window for row in rows for window in _windows(row, seq_len)]
     # Equal lengths side by side need little padding.
     windows.sort(key=lambda window: -len(window.ids))
     training = module.training
     module.eval()
-    total, targets = 0.0, 0
+    batches = list(_batches(windows))
+    own = batches[rank::num_ranks]
+    idle = -(-len(batches) // num_ranks) - len(own) if is_sharded else 0
+    losses, targets = [], 0
     try:
         with torch.no_grad(), compute_in(compute_dtype, device):
-            for batch in _batches(windows):
+            for batch in own + batches[:1] * idle:
                 ids = _padded([window.ids for window in batch]).to(device)
                 weights = _padded([window.weights for window in batch]).to(device)
-                total += float(summed_cross_entropy(module, ids, weights, None))
-                targets += int(weights.sum())
+                losses.append(float(summed_cross_entropy(module, ids, weights, None)))
+                targets += int(weights.sum()) if len(losses) <= len(own) else 0
     finally:
         module.train(training)
-    return Evaluation(loss_sum=total, targets=targets, rows=len(rows))
+    # Exactly, so that it does not matter who has which part.
+    return Evaluation(loss_sum=math.fsum(losses[: len(own)]), targets=targets, rows=len(rows))
 
 
 def _windows(row: Encoded, seq_len: int) -> Iterator[Encoded]:

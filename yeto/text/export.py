@@ -3,13 +3,15 @@
 The rule: all or nothing. The folder is written under another name, loaded back and compared, and only then
 renamed; whoever finds it under its own name has a model that works. Nothing but the checkpoint and the base
 model is needed: every learner may be gone.
+
+The rule of memory: one model and one fragment. A checkpoint holds eight bytes a parameter, so its fragments
+are read one at a time, straight into the model. A syncer may go on writing to the folder: when a file has
+gone, the newest checkpoint is filled in instead, from its first fragment.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,18 +20,22 @@ import attrs
 import torch
 from attrs import frozen
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 import yeto
 from yeto.errors import CheckpointError, ConfigError
 from yeto.layout import tensor_slices
-from yeto.state import Checkpoint, read_checkpoint
+from yeto.state import StoredCheckpoint, open_checkpoint
+from yeto.state.digested import IncompleteCheckpoint
+from yeto.state.manifest import FRESH_LOOKS_MAX
+from yeto.text.export_place import free_place
 from yeto.text.export_plan import ExportFlags, ExportPlan, named_layout, plan_export
 from yeto.text.export_verify import Verified, begins_at_zero, verify_adapter, verify_model
 from yeto.text.lora import add_adapter, canonical_name, find_targets, quiet, save_adapter
 from yeto.text.model import load_base
+from yeto.text.placing import made_aside, put_in_place
 from yeto.text.tokenizer import load_tokenizer
-from yeto.wire import Layout
+from yeto.wire import FragmentLayout, Layout
 
 FACTS_FILE = "yeto-export.json"
 DTYPES: dict[str, torch.dtype | str] = {"auto": "auto", "f32": torch.float32, "bf16": torch.bfloat16}
@@ -89,16 +95,12 @@ def export(
         CheckpointError: the checkpoint cannot be read, is not of this model, or the result is not what it
             should be. Nothing is left behind then.
     """
-    output_dir = Path(os.path.abspath(output_dir))
-    if output_dir.exists() and not (overwrite and output_dir.is_dir()):
-        raise ConfigError(
-            f"--output-dir {output_dir} exists; name another one, or replace it with --overwrite"
-        )
+    output_dir = free_place(output_dir, checkpoint, model, overwrite=overwrite)
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     say(f"reading {checkpoint}")
-    state = read_checkpoint(checkpoint)
-    for notice in state.notices:
+    stored = open_checkpoint(checkpoint)
+    for notice in stored.notices:
         say(f"note: {notice}")
     flags = ExportFlags(
         model=model,
@@ -109,30 +111,29 @@ def export(
         lora_alpha=lora_alpha,
         lora_targets=lora_targets,
     )
-    plan = plan_export(state, flags, say)
+    plan = plan_export(stored.facts, flags, say)
     if merged and plan.config.tuning != "lora":
         raise ConfigError("--merged: this checkpoint is of full tuning, whose export is a whole model anyway")
     kind = "model" if plan.config.tuning == "full" else "merged" if merged else "adapter"
-    say(f"step {state.step}, {len(state.fragments)} fragments; building {kind} on {plan.config.model}")
-    module = _filled(state, plan, dtype if kind != "adapter" else "auto")
-    aside = output_dir.with_name(f".{output_dir.name}.partial-{os.getpid()}")
-    shutil.rmtree(aside, ignore_errors=True)
+    say(
+        f"step {stored.facts.step}, {len(stored.fragments)} fragments; building {kind} on {plan.config.model}"
+    )
+    module, stored, learned = _filled(checkpoint, stored, plan, dtype if kind != "adapter" else "auto", say)
+    state = stored.facts
     try:
         say(f"writing {output_dir}")
-        output_dir.parent.mkdir(parents=True, exist_ok=True)
-        _write(module, kind, plan, aside)
-        del module
-        verified = None
-        if verify:
-            say("verifying: loading the result back")
-            verified = _verify(kind, plan, aside, expect_change=_has_learned(state, plan))
-        warnings = _warnings(state, verified)
-        _write_facts(state, plan, kind, verified, aside)
-        _put_in_place(aside, output_dir)
+        with made_aside(output_dir) as aside:
+            _write(module, kind, plan, aside)
+            del module
+            verified = None
+            if verify:
+                say("verifying: loading the result back")
+                verified = _verify(kind, plan, aside, expect_change=state.step > 0 and learned)
+            warnings = _warnings(state.step, learned)
+            _write_facts(stored, plan, kind, verified, aside)
+            put_in_place(aside, output_dir, replace=overwrite)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"--output-dir {output_dir}: cannot write: {error}") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     for warning in warnings:
         say(f"warning: {warning}")
     if verified is not None:
@@ -148,49 +149,98 @@ def export(
     )
 
 
-def _filled(state: Checkpoint, plan: ExportPlan, dtype: str) -> Any:
-    """Return the base model, with its adapter if there is one, holding the checkpoint's tensors."""
-    config = plan.config
-    module = load_base(config, DTYPES[dtype])
-    if config.tuning == "lora":
-        targets = find_targets(module, config.lora_targets)
-        if plan.given_targets is not None and find_targets(module, plan.given_targets) != targets:
-            raise ConfigError(
-                f"--lora-targets {plan.given_targets} contradicts the checkpoint, which states "
-                f"{config.lora_targets}; leave the flag out"
-            )
-        module = add_adapter(module, targets.names, r=config.lora_r, alpha=config.lora_alpha)
-        # Who loads the adapter gets the base model it was trained on, not what its branch points to then.
-        module.peft_config["default"].revision = config.model_revision
-    else:
-        module.requires_grad_(True)
+def _filled(
+    checkpoint: Path, stored: StoredCheckpoint, plan: ExportPlan, dtype: str, say: Callable[[str], None]
+) -> tuple[Any, StoredCheckpoint, bool]:
+    """Return the base model, with its adapter if there is one, holding the checkpoint's tensors.
+
+    Returns:
+        The model, the checkpoint that it holds in the end, and whether anything was learned.
+    """
+    module = _built(plan, dtype)
     trained = {
         canonical_name(name): parameter
         for name, parameter in module.named_parameters()
         if parameter.requires_grad
     }
-    layout = named_layout(state, plan, {name: tuple(p.shape) for name, p in trained.items()})
-    _fill(trained, layout, state)
+    layout = named_layout(stored, plan, {name: tuple(p.shape) for name, p in trained.items()})
+    for _ in range(FRESH_LOOKS_MAX):
+        try:
+            return module, stored, _fill(trained, layout, stored)
+        except IncompleteCheckpoint:
+            newer = open_checkpoint(checkpoint)
+            if newer.facts.step == stored.facts.step or newer.facts.fingerprint != stored.facts.fingerprint:
+                raise
+            say(f"note: step {stored.facts.step} was replaced while it was read; taking {newer.facts.step}")
+            stored = newer
+    raise CheckpointError(
+        f"{checkpoint}: was replaced {FRESH_LOOKS_MAX} times while it was read; keep some checkpoints with "
+        "--keep-every and name one of their manifests"
+    )
+
+
+def _built(plan: ExportPlan, dtype: str) -> Any:
+    """Return the base model, with a new adapter if there is one."""
+    config = plan.config
+    module = load_base(config, DTYPES[dtype])
+    if config.tuning != "lora":
+        module.requires_grad_(True)
+        return module
+    targets = find_targets(module, config.lora_targets)
+    if plan.given_targets is not None and find_targets(module, plan.given_targets) != targets:
+        raise ConfigError(
+            f"--lora-targets {plan.given_targets} contradicts the checkpoint, which states "
+            f"{config.lora_targets}; leave the flag out"
+        )
+    module = add_adapter(module, targets.names, r=config.lora_r, alpha=config.lora_alpha)
+    # Who loads the adapter gets the base model it was trained on, not what its branch points to then.
+    module.peft_config["default"].revision = config.model_revision
     return module
 
 
-def _fill(trained: dict[str, nn.Parameter], layout: Layout, state: Checkpoint) -> None:
+def _fill(trained: dict[str, nn.Parameter], layout: Layout, stored: StoredCheckpoint) -> bool:
+    """Copy every fragment into the parameters; return whether a tensor that began at zero is not zero now.
+
+    Where there is none (full tuning) that cannot be told, and the model is taken to have learned.
+    """
+    learned = not any(begins_at_zero(name) for name in trained)
     with torch.no_grad():
-        for part, version in zip(layout.fragments, state.fragments, strict=True):
-            for piece in tensor_slices(part):
-                values = version.params[piece.start : piece.stop].reshape(piece.tensor.shape)
-                trained[piece.tensor.name].copy_(values)
+        for fragment, part in enumerate(layout.fragments):
+            # Its values have no name here, so that they are gone before the next are read.
+            learned |= _fill_one(trained, part, torch.from_numpy(stored.read_params(fragment)))
+    return learned
+
+
+def _fill_one(trained: dict[str, nn.Parameter], part: FragmentLayout, values: Tensor) -> bool:
+    learned = False
+    for piece in tensor_slices(part):
+        name, value = piece.tensor.name, values[piece.start : piece.stop]
+        trained[name].copy_(value.reshape(piece.tensor.shape))
+        learned |= begins_at_zero(name) and bool(value.any())
+    return learned
 
 
 def _write(module: Any, kind: str, plan: ExportPlan, folder: Path) -> None:
-    folder.mkdir()
     if kind == "adapter":
         save_adapter(module, str(folder))
     else:
         with quiet():
-            whole = module.merge_and_unload(safe_merge=True) if kind == "merged" else module
+            whole = _merged(module) if kind == "merged" else module
             whole.save_pretrained(folder)
     load_tokenizer(plan.config).save_pretrained(folder)
+
+
+def _merged(module: Any) -> Any:
+    """Fold an adapter into its base model, in place: PEFT's own check for NaN copies each weight first.
+
+    Raises:
+        CheckpointError: a weight is not finite then.
+    """
+    whole = module.merge_and_unload()
+    for name, parameter in whole.named_parameters():
+        if not bool(parameter.isfinite().all()):
+            raise CheckpointError(f"--merged: {name} is not finite with the adapter folded in")
+    return whole
 
 
 def _verify(kind: str, plan: ExportPlan, folder: Path, *, expect_change: bool) -> Verified:
@@ -199,30 +249,18 @@ def _verify(kind: str, plan: ExportPlan, folder: Path, *, expect_change: bool) -
     return verify_model(folder, plan.config, expect_change=expect_change)
 
 
-def _has_learned(state: Checkpoint, plan: ExportPlan) -> bool:
-    """Tell whether a whole model must differ from its base: rounds were committed and B is not zero."""
-    if plan.config.tuning == "full" or plan.layout is None:
-        return state.step > 0
-    return any(
-        bool(version.params[piece.start : piece.stop].any())
-        for part, version in zip(plan.layout.fragments, state.fragments, strict=True)
-        for piece in tensor_slices(part)
-        if begins_at_zero(piece.tensor.name)
-    )
-
-
-def _warnings(state: Checkpoint, verified: Verified | None) -> tuple[str, ...]:
-    if state.step == 0:
+def _warnings(step: int, learned: bool) -> tuple[str, ...]:
+    if step == 0:
         return ("no round was committed yet: this is the model as training began",)
-    if verified is not None and verified.empty:
-        return (f"after {state.step} committed rounds every B matrix is zero: nothing was learned",)
+    if not learned:
+        return (f"after {step} committed rounds every B matrix is zero: nothing was learned",)
     return ()
 
 
 def _write_facts(
-    state: Checkpoint, plan: ExportPlan, kind: str, verified: Verified | None, folder: Path
+    stored: StoredCheckpoint, plan: ExportPlan, kind: str, verified: Verified | None, folder: Path
 ) -> None:
-    config = plan.config
+    config, state = plan.config, stored.facts
     lora = {"r": config.lora_r, "alpha": config.lora_alpha, "targets": config.lora_targets}
     facts = {
         "format_version": 1,
@@ -235,8 +273,8 @@ def _write_facts(
             "digest": state.digest,
             "format": state.format,
             "step": state.step,
-            "versions": [version.version for version in state.fragments],
-            "params_digests": [version.params_digest for version in state.fragments],
+            "versions": [part.version for part in stored.fragments],
+            "params_digests": [part.params_digest for part in stored.fragments],
             "layout_fingerprint": state.fingerprint,
             "session_contract": state.contract,
         },
@@ -246,17 +284,3 @@ def _write_facts(
     }
     text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
     (folder / FACTS_FILE).write_text(text, encoding="utf-8")
-
-
-def _put_in_place(aside: Path, output_dir: Path) -> None:
-    if not output_dir.exists():
-        aside.rename(output_dir)
-        return
-    old = output_dir.with_name(f".{output_dir.name}.old-{os.getpid()}")
-    output_dir.rename(old)
-    try:
-        aside.rename(output_dir)
-    except OSError:
-        old.rename(output_dir)
-        raise
-    shutil.rmtree(old)

@@ -16,7 +16,7 @@ from attrs import field, frozen
 
 from yeto.errors import CheckpointError, ConfigError, ProtocolError
 from yeto.layout import build_layout
-from yeto.state import Checkpoint
+from yeto.state import Checkpoint, StoredCheckpoint
 from yeto.text.config import TextConfig
 from yeto.text.identity import ModelIdentity, identify
 from yeto.wire import Layout, MergeMode, TrainingManifest, layout_fingerprint
@@ -51,7 +51,7 @@ class ExportPlan:
 
 
 def plan_export(checkpoint: Checkpoint, flags: ExportFlags, say: Callable[[str], None]) -> ExportPlan:
-    """Bring a checkpoint and the caller's flags together.
+    """Bring what a checkpoint says, its values apart, and the caller's flags together.
 
     Raises:
         ConfigError: a flag is missing, or contradicts what the checkpoint states.
@@ -91,7 +91,9 @@ def plan_export(checkpoint: Checkpoint, flags: ExportFlags, say: Callable[[str],
     )
 
 
-def named_layout(checkpoint: Checkpoint, plan: ExportPlan, shapes: Mapping[str, tuple[int, ...]]) -> Layout:
+def named_layout(
+    checkpoint: StoredCheckpoint, plan: ExportPlan, shapes: Mapping[str, tuple[int, ...]]
+) -> Layout:
     """Return the layout with names, checked against the tensors that the model has.
 
     Args:
@@ -107,11 +109,11 @@ def named_layout(checkpoint: Checkpoint, plan: ExportPlan, shapes: Mapping[str, 
         _require_equal(stated, dict(shapes), plan.config.model)
         return plan.layout
     for layout in _candidates(checkpoint, shapes):
-        if checkpoint.fingerprint is None:
-            sizes = [version.numel for version in checkpoint.fragments]
+        if checkpoint.facts.fingerprint is None:
+            sizes = [part.numel for part in checkpoint.fragments]
             if [part.numel for part in layout.fragments] == sizes:
                 return layout
-        elif layout_fingerprint(layout).hex() == checkpoint.fingerprint:
+        elif layout_fingerprint(layout).hex() == checkpoint.facts.fingerprint:
             return layout
     raise CheckpointError(
         f"the checkpoint's tensors are not those of --model {plan.config.model} with these settings (no "
@@ -154,7 +156,8 @@ def _model(
     model = flags.model or stated.get("hub_id")
     if model is None:
         raise ConfigError(
-            "--model is missing: the checkpoint was trained from a local folder, or does not say from what"
+            "--model is missing: the checkpoint was trained from a local folder, or does not say from what; "
+            "name the folder or the Hugging Face id of the base model"
         )
     revision = flags.model_revision
     if revision is None and model == stated.get("hub_id"):
@@ -189,12 +192,12 @@ def _require_equal(
             )
 
 
-def _candidates(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> list[Layout]:
+def _candidates(checkpoint: StoredCheckpoint, shapes: Mapping[str, tuple[int, ...]]) -> list[Layout]:
     """Return the layouts with the checkpoint's number of fragments that some learner flags give."""
     count = len(checkpoint.fragments)
     merges = ["rda", "iso"]
-    if checkpoint.modes:
-        merges = ["iso" if MergeMode.ISO in checkpoint.modes else "rda"]
+    if checkpoint.facts.modes:
+        merges = ["iso" if MergeMode.ISO in checkpoint.facts.modes else "rda"]
     layouts = [
         build_layout(shapes, fragments=wish, pattern=pattern, matrix_merge=merge)
         for merge, pattern, wish in product(merges, ("binpack", "strided"), {count, max(1, count - 1)})

@@ -68,6 +68,8 @@ def verify_adapter(folder: Path, config: TextConfig) -> Verified:
             if not torch.equal(loaded[name].float(), tensor.float()):
                 raise CheckpointError(f"{folder}: {name} was not loaded as written")
         moved = _largest_change(before, _probe(adapted))
+        # One model in memory at a time, also when there is a second pass.
+        del base, adapted, loaded
         if moved > 0.0 or empty:
             break
     if moved == 0.0 and not empty:

@@ -113,6 +113,10 @@ def _from_columns(row: Mapping[str, Any], origin: str, columns: Mapping[str, str
 
 
 def _from_openai(row: Mapping[str, Any], origin: str) -> list[Message]:
+    raws = row.get("messages")
+    if isinstance(raws, list) and all(map(_is_plain, raws)):
+        # Most rows are of this kind, and nothing needs to be done to them.
+        return [dict(raw) for raw in raws]
     messages = []
     for number, raw, where in _entries(row, "messages", origin):
         role = raw.get("role")
@@ -126,6 +130,17 @@ def _from_openai(row: Mapping[str, Any], origin: str) -> list[Message]:
             raise DataError(f"{origin}: message {number} has neither content nor tool_calls")
         messages.append(message)
     return messages
+
+
+def _is_plain(raw: Any) -> bool:
+    """Tell whether a message is a known role and an ASCII text and nothing else."""
+    return (
+        type(raw) is dict
+        and len(raw) == 2
+        and type(content := raw.get("content")) is str
+        and content.isascii()
+        and raw.get("role") in ROLES
+    )
 
 
 def _from_sharegpt(row: Mapping[str, Any], origin: str) -> list[Message]:

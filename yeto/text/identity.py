@@ -10,21 +10,27 @@ of every file's size and modification time.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from pathlib import Path
 
 from attrs import frozen
 from blake3 import blake3
+from huggingface_hub import constants
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # public, loaded lazily
 from transformers.utils import cached_file
 
 from yeto.errors import ConfigError
-from yeto.text.hub import cause_of, unreachable_hub
+from yeto.text.hub import HubError, cause_of, fetch_model, unreachable_hub
 
 logger = logging.getLogger(__name__)
 
 _HASHED = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json")
 """What decides a model's function; tokenizers are not averaged."""
+_TOKENIZER = ("tokenizer*", "*.model", "vocab*", "*.tiktoken", "tekken.json", "tokenization*.py")
+"""Under one of these names every tokenizer has something."""
 
 
 @frozen(kw_only=True)
@@ -55,20 +61,37 @@ def identify(model: str, revision: str | None = None, *, cache_folder: Path | No
     Raises:
         ConfigError: there is no such model, or its commit cannot be found out.
     """
-    require_model(model, revision)
     if os.path.isdir(model):
+        require_model(model)
         return ModelIdentity(digest=_folder_digest(Path(model), cache_folder or _user_cache()))
-    try:
-        path = cached_file(model, "config.json", revision=revision)
-    except Exception as error:
-        raise ConfigError(
-            f"--model {model}: no such folder, and as a Hugging Face id: {cause_of(error)}"
-        ) from error
     # The hub's cache keeps a file under .../snapshots/<commit>/<file>.
-    commit = Path(path).parent.name if path else ""
+    commit = fetched_commit(model, revision) or _settings_of_hub(model, revision).parent.name
     if len(commit) != 40:
         raise ConfigError(f"--model {model}: its commit is unknown; give it with --model-revision")
     return ModelIdentity(hub_id=model, commit=commit)
+
+
+def fetched_commit(model: str, revision: str | None = None, *, weights: bool = False) -> str | None:
+    """Refuse what can be no model; have the files of one of the hub on this machine and return their commit.
+
+    Args:
+        model: a folder, or a Hugging Face id.
+        revision: branch, tag or commit of a Hugging Face id.
+        weights: the weights, too.
+
+    Returns:
+        None for a folder, and where only the libraries can tell what there is.
+
+    Raises:
+        ConfigError: there is no such model, or the hub does not give it.
+    """
+    require_model(model, revision)
+    if os.path.isdir(model):
+        return None
+    try:
+        return fetch_model(model, revision, weights=weights)
+    except HubError as error:
+        raise ConfigError(f"--model {model}: no such folder, and as a Hugging Face id: {error}") from error
 
 
 def require_model(model: str, revision: str | None = None) -> None:
@@ -84,9 +107,63 @@ def require_model(model: str, revision: str | None = None) -> None:
     # An id of the hub is NAME or OWNER/NAME.
     if model.startswith((".", "/", "~")) or model.count("/") > 1 or os.path.exists(model):
         raise ConfigError(f"--model {model}: no such folder")
+    try:
+        validate_repo_id(model)
+    except HFValidationError as error:
+        # A path with a typing error, such as one with a slash at its end.
+        raise ConfigError(f"--model {model}: no such folder, and no Hugging Face id") from error
     cause = unreachable_hub(model, revision=revision)
     if cause is not None:
         raise ConfigError(f"--model {model}: no such folder, and as a Hugging Face id: {cause}")
+
+
+def check_model(model: str, revision: str | None = None) -> Path:
+    """Refuse a model that cannot load, as far as that shows without loading it or anything that could.
+
+    Args:
+        model: a folder, or a Hugging Face id, of which everything but the weights is fetched.
+        revision: branch, tag or commit of a Hugging Face id.
+
+    Returns:
+        The folder that its settings and its tokenizer are in.
+
+    Raises:
+        ConfigError: there is no such model, or it lacks settings, a tokenizer or, as a folder, weights.
+    """
+    commit = fetched_commit(model, revision)
+    folder = Path(model)
+    if not folder.is_dir():
+        folder = _settings_of_hub(model, commit or revision).parent
+    elif not any(path for pattern in ("*.safetensors", "*.bin") for path in folder.glob(pattern)):
+        raise ConfigError(f"--model {model}: not a model folder (needs config.json and weight files)")
+    try:
+        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--model {model}: its config.json cannot be read: {error}") from error
+    if not isinstance(settings, dict) or not {"model_type", "auto_map"} & settings.keys():
+        raise ConfigError(f"--model {model}: its config.json does not say what model it is (no model_type)")
+    if not any(path for pattern in _TOKENIZER for path in folder.glob(pattern)):
+        raise ConfigError(
+            f"--model {model}: it has no tokenizer; put the tokenizer's files beside its config.json"
+        )
+    return folder
+
+
+def _settings_of_hub(model: str, revision: str | None) -> Path:
+    """Return where this machine has the configuration of a model of the hub."""
+    try:
+        path = cached_file(model, "config.json", revision=revision)
+        if path is not None:
+            return Path(path)
+        cause = "it has no config.json"
+    except Exception as error:
+        cause = cause_of(error)
+        if constants.HF_HUB_OFFLINE:
+            # The library takes that for a broken line, and advises to mend it.
+            cause = (
+                "HF_HUB_OFFLINE is set, and there is no copy of it on this machine; unset that to fetch it"
+            )
+    raise ConfigError(f"--model {model}: no such folder, and as a Hugging Face id: {cause}")
 
 
 def _folder_digest(folder: Path, cache_folder: Path) -> str:

@@ -10,6 +10,7 @@ context, and neither survives a fork.
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ import queue
 import signal
 import threading
 from collections.abc import Iterator
+from itertools import islice
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
@@ -30,6 +32,7 @@ from yeto.text.masks import Encoded
 from yeto.text.packing import Block, PackingCounts
 from yeto.text.rows import Cursor, Row, open_source
 from yeto.text.stream import (
+    ENCODE_ROWS,
     Position,
     Produced,
     Share,
@@ -126,8 +129,8 @@ class BlockLoader:
         counts = self.counts
         if counts.dropped_windows:
             logger.info(
-                "first pass over the data: %d rows gave %d blocks; %d windows without a supervised token "
-                "were dropped (%d tokens)",
+                "after the first pass over the data: %d rows gave %d blocks; %d windows without a supervised "
+                "token were dropped (%d tokens)",
                 counts.rows,
                 counts.blocks,
                 counts.dropped_windows,
@@ -168,7 +171,7 @@ def open_stream(
     return stream_blocks(
         open_source(config.data, revision=config.data_revision),
         share,
-        encoder_of(config, tokenizer),
+        encoder_of(config, tokenizer).many,
         packer_of(config),
         seed=data_seed(config),
         shuffle_buffer=config.shuffle_buffer,
@@ -185,13 +188,18 @@ def preloaded(config: TextConfig, tokenizer: Any, position: Position) -> Iterato
     """Tokenize this process's whole share first, with a progress bar, then stream from memory."""
     assert config.data is not None
     source = open_source(config.data, revision=config.data_revision)
-    encode = encoder_of(config, tokenizer)
+    encode = encoder_of(config, tokenizer).many
     rows = source.rows(Cursor(), share_of(config).rows())
-    encoded = [encode(row) for row in _with_progress(rows)]
+    if config.rank == 0:
+        # One rank of an island shows it for all.
+        rows = _with_progress(rows)
+    encoded: list[Encoded] = []
+    while some := list(islice(rows, ENCODE_ROWS)):
+        encoded += encode(some)
     yield from stream_blocks(
         _Memory(encoded),
         Share(),
-        lambda row: encoded[row.index],
+        lambda rows: [encoded[row.index] for row in rows],
         packer_of(config),
         seed=data_seed(config),
         shuffle_buffer=config.shuffle_buffer,
@@ -233,12 +241,15 @@ class _StreamDataset(IterableDataset[_Item]):
     def __iter__(self) -> Iterator[_Item]:
         info = get_worker_info()
         assert info is not None, "only worker processes iterate this"
-        threading.Thread(target=_end_with_trainer, daemon=True).start()
+        for ending in (_end_with_trainer, _end_when_asked):
+            threading.Thread(target=ending, daemon=True).start()
         # The loader asks worker 0 first, so the stream whose turn it is must be worker 0's.
         stream = (info.id + self._state.turn) % info.num_workers
         share = share_of(self._config).part(stream, info.num_workers)
         try:
             tokenizer = load_tokenizer(self._config) if self._tokenizer is None else self._tokenizer
+            # What is loaded by now stays; the collector need not look at it again for every few rows.
+            gc.freeze()
             for produced in open_stream(self._config, tokenizer, share, self._state, stream):
                 yield _Item(stream=stream, produced=produced)
         except YetoError as error:
@@ -247,14 +258,15 @@ class _StreamDataset(IterableDataset[_Item]):
 
 
 def _start_fork_server() -> None:
-    """Start the fork server deaf to Ctrl-C, and with it every worker it will fork.
+    """Start the fork server deaf to Ctrl-C and SIGTERM, and with it every worker it will fork.
 
-    A terminal sends Ctrl-C to all of them. When to stop is for the process that trains to say, and a fork
-    server that dies while it imports takes the start of the workers with it.
+    A terminal sends Ctrl-C to all of them, and a supervisor SIGTERM to the whole process group. When to stop
+    is for the process that trains to say: it has a state to save first, and a fork server or a worker that
+    dies before looks to it like a failure.
     """
-    # Starting the tracker unblocks the signal again, so it goes first.
+    # Starting the tracker unblocks the signals again, so it goes first.
     resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         forkserver.ensure_running()
     finally:
@@ -270,6 +282,19 @@ def _end_with_trainer() -> None:
     assert trainer is not None, "only worker processes call this"
     trainer.join()
     os._exit(1)
+
+
+def _end_when_asked() -> None:
+    """End this worker process when the process that trains sends SIGTERM; nobody else's is heeded.
+
+    The signal is blocked in every thread here, so it waits for this one. The loader sends it to a worker that
+    does not end by itself in time, and would wait for ever for one that never does.
+    """
+    trainer = multiprocessing.parent_process()
+    assert trainer is not None, "only worker processes call this"
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != trainer.pid:
+        pass
+    os._exit(0)
 
 
 def _untouched(item: Any) -> Any:

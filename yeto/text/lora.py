@@ -119,11 +119,22 @@ def canonical_name(name: str) -> str:
     )
 
 
-def save_adapter(model: PeftModel, folder: str) -> None:
-    """Write an adapter folder by PEFT's own save, without its question to the hub about the vocabulary."""
-    targets = set(model.peft_config[ADAPTER].target_modules or ())
+def save_adapter(model: PeftModel, folder: str, state: dict[str, torch.Tensor] | None = None) -> None:
+    """Write an adapter folder by PEFT's own save, without its question to the hub about the vocabulary.
+
+    Args:
+        model: with the adapter.
+        folder: is made if it is not there.
+        state: tensors by name instead of the model's own.
+    """
+    targets = tuple(model.peft_config[ADAPTER].target_modules or ())
     with quiet():
-        model.save_pretrained(folder, save_embedding_layers=bool(targets.intersection(EMBEDDING_TARGETS)))
+        model.save_pretrained(folder, save_embedding_layers=saves_base_layers(targets), state_dict=state)
+
+
+def saves_base_layers(targets: tuple[str, ...]) -> bool:
+    """Tell whether an adapter folder has frozen base layers in it: those of adapted embeddings."""
+    return bool(set(targets).intersection(EMBEDDING_TARGETS))
 
 
 @contextmanager

@@ -24,8 +24,9 @@ from transformers.utils.logging import disable_progress_bar
 from yeto.errors import ConfigError
 from yeto.text.config import TextConfig
 from yeto.text.hub import cause_of
-from yeto.text.identity import ModelIdentity, identify, require_model
-from yeto.text.lora import LoraTargets, add_adapter, canonical_name, find_targets, quiet
+from yeto.text.identity import ModelIdentity, fetched_commit, identify
+from yeto.text.lora import EMBEDDING_TARGETS, LoraTargets, add_adapter, canonical_name, find_targets, quiet
+from yeto.text.shard import shard_model
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +107,8 @@ def load_base(config: TextConfig, dtype: torch.dtype | str, *, revision: str | N
     Raises:
         ConfigError: ``--model`` does not load as a causal language model.
     """
-    require_model(config.model, revision or config.model_revision)
+    revision = revision or config.model_revision
+    commit = fetched_commit(config.model, revision, weights=True)
     if not sys.stderr.isatty():
         # The library's bar is for people; in a log file it is noise.
         disable_progress_bar()
@@ -114,8 +116,9 @@ def load_base(config: TextConfig, dtype: torch.dtype | str, *, revision: str | N
         with quiet():
             return AutoModelForCausalLM.from_pretrained(
                 config.model,
-                revision=revision or config.model_revision,
+                revision=commit or revision,
                 trust_remote_code=config.trust_remote_code,
+                local_files_only=commit is not None and not config.trust_remote_code,
                 dtype=dtype,
             )
     except Exception as error:
@@ -148,10 +151,15 @@ def load_model(config: TextConfig) -> LoadedModel:
             module, targets.names, r=config.lora_r, alpha=config.lora_alpha, dropout=config.lora_dropout
         )
         _say_skipped_experts(targets)
+        _say_base_layers(targets)
     else:
         module.requires_grad_(True)
     _set_checkpointing(module, config.gradient_checkpointing, device)
-    module.to(device)
+    if config.is_sharded:
+        # From the CPU, so that no accelerator ever has to hold the whole model.
+        shard_model(module, device)
+    else:
+        module.to(device)
     module.train()
     torch.manual_seed(config.seed + config.learner_id + config.num_learners * config.rank)
     loaded = LoadedModel(
@@ -218,6 +226,16 @@ def _say_skipped_experts(targets: LoraTargets) -> None:
             "LoRA leaves %s parameters of expert weights as they are; only %s are trained",
             f"{targets.skipped_expert_parameters:,}",
             ", ".join(targets.names),
+        )
+
+
+def _say_base_layers(targets: LoraTargets) -> None:
+    adapted = sorted({name.rpartition(".")[2] for name in targets.modules}.intersection(EMBEDDING_TARGETS))
+    if adapted:
+        logger.warning(
+            "an adapter on %s is saved together with that layer itself, which not every server loads; "
+            "yeto-export --merged makes a model that all of them load",
+            " and ".join(adapted),
         )
 
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from yeto.text.masks import Encoded
 
@@ -65,7 +65,17 @@ class Packer:
         self._windows = windows
         self._carry: deque[Encoded] = deque()
         self._carried = 0
-        self.counts = PackingCounts()
+        self._rows = self._blocks = self._dropped_windows = self._dropped_tokens = 0
+
+    @property
+    def counts(self) -> PackingCounts:
+        """What became of the rows so far."""
+        return PackingCounts(
+            rows=self._rows,
+            blocks=self._blocks,
+            dropped_windows=self._dropped_windows,
+            dropped_tokens=self._dropped_tokens,
+        )
 
     @property
     def carry(self) -> tuple[Encoded, ...]:
@@ -79,7 +89,7 @@ class Packer:
 
     def add(self, row: Encoded) -> list[Block]:
         """Add one row and return the blocks that are complete now, in order."""
-        self.counts = evolve(self.counts, rows=self.counts.rows + 1)
+        self._rows += 1
         blocks = []
         start = 0
         if self._windows:
@@ -87,7 +97,7 @@ class Packer:
                 end = start + self._seq_len
                 blocks.append(self._block([_slice(row, start, end)]))
             start = len(row.ids) - len(row.ids) % self._seq_len
-        tail = _slice(row, start, len(row.ids))
+        tail = row if start == 0 else _slice(row, start, len(row.ids))
         if self._windows and not self._has_target(tail):
             self._drop(len(tail.ids))
         elif len(tail.ids):
@@ -97,7 +107,7 @@ class Packer:
         kept = [block for block in blocks if block.targets]
         for _ in range(len(blocks) - len(kept)):
             self._drop(self._seq_len)
-        self.counts = evolve(self.counts, blocks=self.counts.blocks + len(kept))
+        self._blocks += len(kept)
         return kept
 
     def _has_target(self, tail: Encoded) -> bool:
@@ -106,11 +116,8 @@ class Packer:
 
     def _drop(self, tokens: int) -> None:
         if tokens:
-            self.counts = evolve(
-                self.counts,
-                dropped_windows=self.counts.dropped_windows + 1,
-                dropped_tokens=self.counts.dropped_tokens + tokens,
-            )
+            self._dropped_windows += 1
+            self._dropped_tokens += tokens
 
     def _full(self) -> Iterator[list[Encoded]]:
         """Take blocks out of the carry while there are enough tokens; a document may be cut in two."""

@@ -14,7 +14,7 @@ buffer: the first block needs the rows of about one block, not a thousand of the
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -23,12 +23,17 @@ from attrs import evolve, field, frozen
 
 from yeto.errors import DataError
 from yeto.text.config import TextConfig
-from yeto.text.formats import conversation
+from yeto.text.formats import Conversation, conversation
 from yeto.text.masks import ChatEncoder, Encoded
 from yeto.text.packing import Block, Packer, PackingCounts
 from yeto.text.rows import Cursor, Row, RowSource
 
 FIRST_WINDOW_ROWS = 16
+ENCODE_ROWS = 256
+"""Most rows tokenized by one call: enough that the call is paid for, few beside a window."""
+
+EncodeRows = Callable[[Sequence[Row]], list[Encoded]]
+"""From rows to their tokens and weights, one for each row."""
 
 
 @frozen(kw_only=True)
@@ -81,16 +86,29 @@ class Produced:
     counts: PackingCounts
 
 
-def encoder_of(config: TextConfig, tokenizer: Any) -> Callable[[Row], Encoded]:
+class RowEncoder:
+    """From rows to tokens and weights, as a configuration asks for."""
+
+    def __init__(self, config: TextConfig, tokenizer: Any) -> None:
+        self._encoder = ChatEncoder(tokenizer, train_on=config.train_on, mask_mode=config.assistant_mask_mode)
+        self._format = config.data_format
+        self._columns = config.column_roles()
+
+    def __call__(self, row: Row) -> Encoded:
+        """Tokenize one row."""
+        return self._encoder.encode(self._conversation(row))
+
+    def many(self, rows: Sequence[Row]) -> list[Encoded]:
+        """Tokenize rows together; the result is that of each by itself."""
+        return self._encoder.encode_many([self._conversation(row) for row in rows])
+
+    def _conversation(self, row: Row) -> Conversation:
+        return conversation(row.value, row.origin, data_format=self._format, columns=self._columns)
+
+
+def encoder_of(config: TextConfig, tokenizer: Any) -> RowEncoder:
     """Return the function from row to tokens and weights that a configuration asks for."""
-    encoder = ChatEncoder(tokenizer, train_on=config.train_on, mask_mode=config.assistant_mask_mode)
-    columns = config.column_roles()
-
-    def encode(row: Row) -> Encoded:
-        chat = conversation(row.value, row.origin, data_format=config.data_format, columns=columns)
-        return encoder.encode(chat)
-
-    return encode
+    return RowEncoder(config, tokenizer)
 
 
 def packer_of(config: TextConfig) -> Packer:
@@ -103,7 +121,7 @@ def packer_of(config: TextConfig) -> Packer:
 def stream_blocks(
     source: RowSource,
     share: Share,
-    encode: Callable[[Row], Encoded],
+    encode: EncodeRows,
     packer: Packer,
     *,
     seed: int,
@@ -118,7 +136,7 @@ def stream_blocks(
     Args:
         source: the rows of everybody.
         share: which of them are ours.
-        encode: row to tokens and weights.
+        encode: rows to tokens and weights.
         packer: fresh; its carry is set from ``position``.
         seed: root of the permutations.
         shuffle_buffer: most rows of a window.
@@ -135,13 +153,14 @@ def stream_blocks(
         rows = source.rows(position.start, share.rows())
         while window := list(islice(rows, _window_rows(position.window, shuffle_buffer))):
             order = np.random.default_rng([seed, position.epoch, position.window]).permutation(len(window))
-            for place in range(position.taken, len(window)):
-                here = evolve(position, taken=place, carry=packer.carry)
-                blocks = packer.add(encode(window[order[place]]))
-                for number in range(here.skip, len(blocks)):
-                    behind = evolve(here, skip=number + 1)
+            skip = position.skip
+            for place, row in _encoded(encode, window, order.tolist(), position.taken):
+                carry = packer.carry
+                blocks = packer.add(row)
+                for number in range(skip, len(blocks)):
+                    behind = evolve(position, taken=place, skip=number + 1, carry=carry)
                     yield Produced(block=blocks[number], position=behind, counts=packer.counts)
-                position = evolve(here, skip=0)
+                skip = 0
             after = window[-1].after
             position = Position(epoch=position.epoch, window=position.window + 1, start=after)
         if whole_epoch and packer.counts.blocks == blocks_before and not _has_target(packer.carry):
@@ -165,6 +184,19 @@ def nothing_left(config: TextConfig, counts: PackingCounts) -> DataError:
         f"{counts.dropped_windows} windows without a supervised token dropped ({counts.dropped_tokens} "
         f"tokens); raise --seq-len {config.seq_len} if prompts are longer than that, or use --train-on all"
     )
+
+
+def _encoded(
+    encode: EncodeRows, window: list[Row], order: list[int], taken: int
+) -> Iterator[tuple[int, Encoded]]:
+    """Yield the rows of a permuted window with their places, a part of the window tokenized at a time.
+
+    Small parts of small windows, for the first block's sake.
+    """
+    together = min(ENCODE_ROWS, max(1, len(window) // 4))
+    for start in range(taken, len(window), together):
+        rows = [window[place] for place in order[start : start + together]]
+        yield from enumerate(encode(rows), start=start)
 
 
 def _window_rows(window: int, shuffle_buffer: int) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,18 +18,22 @@ from torch import nn
 
 from yeto.errors import ConfigError, DataError
 from yeto.learner.task import Batch, Evaluation
+from yeto.text.compiled import as_written, compile_model, compiler_told
 from yeto.text.config import TextConfig
 from yeto.text.evaluate import evaluate_rows, heldout_rows
 from yeto.text.formats import conversation
-from yeto.text.loader import BlockLoader
-from yeto.text.lora import save_adapter
+from yeto.text.loader import BlockLoader, LoaderState
+from yeto.text.lora import save_adapter, saves_base_layers
 from yeto.text.loss import summed_cross_entropy
 from yeto.text.masks import ChatEncoder, Encoded, highlight
 from yeto.text.model import LoadedModel, load_model, probe_micro_batch
 from yeto.text.packing import Block, PackingCounts
+from yeto.text.position import Positions
 from yeto.text.rows import Cursor, open_source
+from yeto.text.shard import least, whole_state
 from yeto.text.stream import encoder_of, nothing_left, share_of
 from yeto.text.tokenizer import load_tokenizer
+from yeto.wire.digest import digest
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +52,13 @@ class TextTask:
     """A language model with its rows; satisfies :class:`yeto.learner.task.Task`."""
 
     def __init__(
-        self, config: TextConfig, model: LoadedModel, tokenizer: Any, heldout: list[Encoded] | None = None
+        self,
+        config: TextConfig,
+        model: LoadedModel,
+        tokenizer: Any,
+        heldout: list[Encoded] | None = None,
+        *,
+        first_row: str = "",
     ) -> None:
         """Take the parts; :func:`build_task` makes them.
 
@@ -55,8 +67,10 @@ class TextTask:
             model: ready to train.
             tokenizer: the model's, with the template to use.
             heldout: tokenized rows of ``--eval-data``; None when there are none.
+            first_row: digest of the first row of this share.
         """
         self.config = config
+        self._positions = Positions(config, first_row)
         self._model = model
         self._tokenizer = tokenizer
         self._heldout = heldout
@@ -92,23 +106,36 @@ class TextTask:
             **self._model.describe(),
         }
 
-    def batches(self) -> Iterator[Batch]:
-        """Yield micro batches for ever.
+    def batches(self, start: Any = None) -> Iterator[Batch]:
+        """Yield micro batches for ever, from the position behind an earlier batch if there is one.
 
         Raises:
+            ConfigError: ``start`` belongs to other rows or settings.
             DataError: a row cannot be used, or there is nothing to train on.
         """
+        state = None
+        if start is not None:
+            state = self._positions.from_json(start)
+            self._micro_batch_size = self._micro_batch_size or start["micro_batch_size"]
+        # Here and not with the first batch, because the ranks of an island choose it together.
         size = self._chosen_micro_batch_size()
-        blocks = iter(BlockLoader(self.config, self._tokenizer))
+        if self.config.is_compiled:
+            self._compile(size)
+        return self._batches(state, size)
+
+    def _batches(self, state: LoaderState | None, size: int) -> Iterator[Batch]:
+        loader = BlockLoader(self.config, self._tokenizer, state)
+        blocks = iter(loader)
         while taken := list(islice(blocks, size)):
-            yield self._batch(taken)
+            # The loader may have more blocks ready; its state is that behind the last one it gave out.
+            yield self._batch(taken, self._positions.to_json(loader.state, size))
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """Return the cross-entropy in nats summed over the batch's targets, float32."""
         inputs: MicroBatch = batch.inputs
         device = self._model.device
         positions = inputs.positions
-        with self._model.autocast():
+        with self._model.autocast(), self._compiler_told():
             return summed_cross_entropy(
                 self._model.module,
                 inputs.ids.to(device, non_blocking=True),
@@ -117,26 +144,43 @@ class TextTask:
             )
 
     def evaluate(self) -> Evaluation | None:
-        """Score the held-out rows; None without ``--eval-data``."""
+        """Score this rank's part of the held-out rows; None without ``--eval-data``."""
         if self._heldout is None:
             return None
-        return evaluate_rows(
-            self._model.module,
-            self._heldout,
-            seq_len=self.config.seq_len,
-            device=self._model.device,
-            compute_dtype=self._model.compute_dtype,
-        )
+        with as_written() if self.config.is_compiled else nullcontext():
+            return evaluate_rows(
+                self._model.module,
+                self._heldout,
+                seq_len=self.config.seq_len,
+                device=self._model.device,
+                compute_dtype=self._model.compute_dtype,
+                rank=self.config.rank,
+                num_ranks=self.config.num_ranks,
+                is_sharded=self.config.is_sharded,
+            )
 
     def save(self, folder: Path) -> None:
-        """Write the current weights as a PEFT adapter or as a model folder, with the tokenizer."""
+        """Write the current weights as a PEFT adapter or as a model folder, with the tokenizer.
+
+        The ranks of a sharded model put it together first; the head writes.
+        """
+        config, module = self.config, self._model.module
+        state = None
+        if config.is_sharded:
+            # PEFT takes what belongs to the adapter, and that is what is trained but for an embedding's base.
+            trained_only = self._model.targets is not None and not saves_base_layers(
+                self._model.targets.names
+            )
+            state = whole_state(module, trained_only=trained_only, keep=config.rank == 0)
+        if config.rank != 0:
+            return
         if self._model.targets is not None:
-            save_adapter(self._model.module, str(folder))
+            save_adapter(module, str(folder), state)
         else:
-            self._model.module.save_pretrained(folder)
+            module.save_pretrained(folder, state_dict=state)
         self._tokenizer.save_pretrained(folder)
 
-    def _batch(self, blocks: list[Block]) -> Batch:
+    def _batch(self, blocks: list[Block], position: Any = None) -> Batch:
         ids = _stacked([block.ids for block in blocks])
         vocabulary = self._model.module.get_input_embeddings().weight.shape[0]
         if int(ids.max()) >= vocabulary:
@@ -151,14 +195,39 @@ class TextTask:
             inputs=MicroBatch(ids=ids, weights=weights, positions=positions),
             targets=int(weights.sum()),
             tokens=ids.numel(),
+            position=position,
         )
 
     def _chosen_micro_batch_size(self) -> int:
         if self._micro_batch_size is None:
-            on_cuda = self._model.device.type == "cuda"
-            self._micro_batch_size = probe_micro_batch(self._try_step) if on_cuda else 1
+            device = self._model.device
+            if device.type == "cuda":
+                if self.config.is_sharded:
+                    raise ConfigError(
+                        "--micro-batch-size auto does not go with --shard fsdp: a rank that ran out of "
+                        "memory would leave the others waiting; give a number"
+                    )
+                # What the probe draws for dropout must not move training's own chance.
+                with torch.random.fork_rng(devices=[device]):
+                    self._micro_batch_size = probe_micro_batch(self._try_step)
+                if self.config.num_ranks > 1:
+                    self._micro_batch_size = least(self._micro_batch_size)
+            else:
+                self._micro_batch_size = 1
             logger.info("micro batch: %d blocks of %d tokens", self._micro_batch_size, self.config.seq_len)
         return self._micro_batch_size
+
+    def _compiler_told(self) -> AbstractContextManager[None]:
+        return compiler_told() if self.config.is_compiled else nullcontext()
+
+    def _compile(self, size: int) -> None:
+        """Compile, and take one step that changes nothing: what a compiler cannot do shows at the start."""
+        device = self._model.device
+        compile_model(self._model.module)
+        logger.info("compiling the model, which may take minutes")
+        devices = [device] if device.type == "cuda" else []
+        with self._compiler_told(), torch.random.fork_rng(devices=devices):
+            self._try_step(size)
 
     def _try_step(self, size: int) -> None:
         """Run one step of the worst case: every token a target."""
@@ -197,12 +266,13 @@ def build_task(config: TextConfig) -> TextTask:
     if first is None:
         raise nothing_left(config, PackingCounts())
     encode(first)
+    first_row = digest(json.dumps(first.value, sort_keys=True, default=str).encode())
     heldout = None if config.eval_data is None else heldout_rows(config, tokenizer)
     if config.mask_report and config.rank == 0:
         for text in mask_report(config, tokenizer):
             print(text, file=sys.stderr)
     model = load_model(config)
-    task = TextTask(config, model, tokenizer, heldout)
+    task = TextTask(config, model, tokenizer, heldout, first_row=first_row)
     if model.targets is not None:
         logger.info(
             "LoRA r=%d alpha=%d on %d modules: %s",

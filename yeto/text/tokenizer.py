@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from yeto.errors import ConfigError
 from yeto.text.config import TextConfig
 from yeto.text.hub import cause_of
-from yeto.text.identity import require_model
+from yeto.text.identity import fetched_commit
 
 
 def load_tokenizer(config: TextConfig) -> Any:
@@ -19,10 +19,14 @@ def load_tokenizer(config: TextConfig) -> Any:
     Raises:
         ConfigError: there is no such ``--model``, its tokenizer does not load, or the template is no text.
     """
-    require_model(config.model, config.model_revision)
+    commit = fetched_commit(config.model, config.model_revision)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            config.model, revision=config.model_revision, trust_remote_code=config.trust_remote_code
+            config.model,
+            revision=commit or config.model_revision,
+            trust_remote_code=config.trust_remote_code,
+            # Code that a model brings may itself name other repositories.
+            local_files_only=commit is not None and not config.trust_remote_code,
         )
     except Exception as error:
         raise ConfigError(
@@ -30,7 +34,7 @@ def load_tokenizer(config: TextConfig) -> Any:
         ) from error
     if config.chat_template is not None:
         try:
-            tokenizer.chat_template = Path(config.chat_template).read_text(encoding="utf-8")
+            tokenizer.chat_template = Path(config.chat_template).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"--chat-template {config.chat_template}: cannot be read as UTF-8 text: {error}"

@@ -57,12 +57,28 @@ def authenticated_body(key: bytes, payload: BytesLike) -> memoryview:
 def read_key_file(path: str | os.PathLike[str]) -> bytes:
     """Return the key in a file, without one trailing newline.
 
-    The file's permissions are judged on the opened file, so it cannot be exchanged in between.
-
     Raises:
-        ConfigError: it cannot be read, is no regular file, is open to group or others, is empty or too long.
+        ConfigError: `read_secret` refuses the file, or it is empty or too long.
     """
     name = f"--auth-key-file {Path(path)}"
+    data = read_secret(path, name, bytes_max=KEY_BYTES_MAX + 1, remedy="make one with 'yeto keys new'")
+    return _checked_key(data, name)
+
+
+def read_secret(path: str | os.PathLike[str], name: str, *, bytes_max: int, remedy: str) -> bytes:
+    """Return the content of a file that only its owner may read, or its first ``bytes_max + 1`` bytes.
+
+    The file's permissions are judged on the opened file, so it cannot be exchanged in between.
+
+    Args:
+        path: the file.
+        name: what an error calls it: flag and path.
+        bytes_max: more than this is too long for the caller.
+        remedy: what to do when it cannot be read.
+
+    Raises:
+        ConfigError: it cannot be read, is no regular file, or is open to group or others.
+    """
     try:
         with open(path, "rb", opener=_open_without_waiting) as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -72,9 +88,9 @@ def read_key_file(path: str | os.PathLike[str]) -> bytes:
                 raise ConfigError(
                     f"{name}: mode {stat.S_IMODE(mode):04o} lets others read the key; run chmod 600 on it"
                 )
-            return _checked_key(file.read(KEY_BYTES_MAX + 2), name)
+            return file.read(bytes_max + 1)
     except OSError as error:
-        raise ConfigError(f"{name}: {error.strerror}; make one with 'yeto keys new'") from error
+        raise ConfigError(f"{name}: {error.strerror}; {remedy}") from error
 
 
 def load_key(path: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> bytes | None:

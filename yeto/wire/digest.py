@@ -23,10 +23,25 @@ def digest(*buffers: BytesLike | NDArray[Any]) -> str:
     Args:
         buffers: contiguous; arrays are taken as their bytes, so f32 arrays must be little-endian.
     """
-    hasher = blake3()
+    running = RunningDigest()
     for buffer in buffers:
+        running.update(buffer)
+    return running.hex()
+
+
+class RunningDigest:
+    """A digest that is fed piece by piece, in order."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self._hasher = blake3()
+
+    def update(self, buffer: BytesLike | NDArray[Any]) -> None:
+        """Take the next bytes; large ones without the interpreter's lock."""
         if isinstance(buffer, np.ndarray):
-            hasher.update(np.ascontiguousarray(buffer).reshape(-1).view(np.uint8).data)
-        else:
-            hasher.update(buffer)
-    return hasher.digest(length=DIGEST_BYTES).hex()
+            buffer = np.ascontiguousarray(buffer).reshape(-1).view(np.uint8).data
+        self._hasher.update(buffer)
+
+    def hex(self) -> str:
+        """Return 32 hex digits over what was taken so far."""
+        return self._hasher.digest(length=DIGEST_BYTES).hex()

@@ -81,21 +81,25 @@ class FixedMessage:
     BYTES: ClassVar[int]
     """Size of the encoded fields."""
     _PACKER: ClassVar[struct.Struct]
+    _CONSTANTS: ClassVar[tuple[int, ...]]
+    """Values of the constant fields, which come first."""
+    _VARIABLE: ClassVar[tuple[Field, ...]]
 
     def __init_subclass__(cls) -> None:
         cls._PACKER = struct.Struct("<" + "".join(field.code for field in cls.FIELDS))
         cls.BYTES = cls._PACKER.size
+        cls._CONSTANTS = tuple(field.least for field in cls.FIELDS if field.constant)
+        cls._VARIABLE = cls.FIELDS[len(cls._CONSTANTS) :]
+        assert not any(field.constant for field in cls._VARIABLE), "constant fields come first"
 
     def __attrs_post_init__(self) -> None:
-        for field in self.FIELDS:
-            if not field.constant:
+        for field in self._VARIABLE:
+            if not field.least <= getattr(self, field.name) <= field.most:
                 self._check(field, getattr(self, field.name))
 
     def encode(self) -> bytes:
         """Return the payload, or its head when a tensor follows."""
-        return self._PACKER.pack(
-            *(field.least if field.constant else getattr(self, field.name) for field in self.FIELDS)
-        )
+        return self._PACKER.pack(*self._CONSTANTS, *[getattr(self, field.name) for field in self._VARIABLE])
 
     @classmethod
     def decode(cls, payload: BytesLike) -> Self:
@@ -107,12 +111,11 @@ class FixedMessage:
         if len(payload) != cls.BYTES:
             raise ProtocolError(f"{cls.TYPE.name}: {len(payload)} bytes instead of {cls.BYTES}")
         values = cls._PACKER.unpack(payload)
-        for field, value in zip(cls.FIELDS, values, strict=True):
-            if field.constant:
+        if constants := len(cls._CONSTANTS):
+            for field, value in zip(cls.FIELDS, values[:constants], strict=False):
                 cls._check(field, value)
-        return cls(
-            **{f.name: value for f, value in zip(cls.FIELDS, values, strict=True) if not f.constant},
-        )
+            values = values[constants:]
+        return cls(**{field.name: value for field, value in zip(cls._VARIABLE, values, strict=True)})
 
     @classmethod
     def _check(cls, field: Field, value: int) -> None:

@@ -1,0 +1,32 @@
+"""A whole learner as a process of its own, which dials until it is released. Shows life four times a second.
+
+Usage: python tests/learner/network_learner.py SYNCER FOLDER
+"""
+
+import sys
+import time
+from pathlib import Path
+
+from learner_fakes import TinyTask, config
+
+import yeto.link.group
+from yeto.learner.app import run_learner
+
+
+def main():
+    syncer, folder = sys.argv[1:]
+    yeto.link.group.HEARTBEAT_SECONDS = 0.25
+    settings = config(
+        syncer=syncer,
+        learner_id=1,
+        num_learners=3,
+        output_dir=Path(folder) / "out",
+        log_jsonl=Path(folder) / "log.jsonl",
+        torch_threads=1,
+    )
+    task = TinyTask(rows_per_batch=3, gate=lambda batch: time.sleep(0.02))
+    sys.exit(run_learner(settings, lambda: task))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Islands as real processes, beside a test."""
+
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SECONDS_MAX = 200
+
+
+def free_port():
+    """Return a port that will still be free in a moment: the system gives none of these to anybody who asks.
+
+    Ports that it gives go round, and other tests are running.
+    """
+    while True:
+        with socket.socket() as tried, suppress(OSError):
+            tried.bind(("127.0.0.1", port := 10_000 + secrets.randbelow(20_000)))
+            return port
+
+
+class Template:
+    """Starts processes by way of ``rank_template.py``."""
+
+    def __init__(self, process):
+        self._process = process
+        self._pending = b""
+        self._codes = {}
+        self._read_until(lambda said: "ready" in said)
+
+    def start(self, call, *args, output, env=None):
+        """Start a function, as ``module:function``; its output is appended to a file. Returns a pid."""
+        job = {
+            "call": call,
+            "args": [str(arg) if isinstance(arg, Path) else arg for arg in args],
+            "env": env or {},
+            "output": str(output),
+        }
+        self._process.stdin.write(json.dumps(job).encode() + b"\n")
+        self._process.stdin.flush()
+        return self._read_until(lambda said: "started" in said)["started"]
+
+    def island(self, size, call, *args, output):
+        """Start the ranks of an island, as torchrun would; returns their pids."""
+        port = free_port()
+        return [
+            self.start(
+                call,
+                *args,
+                output=output,
+                env={
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                    "WORLD_SIZE": str(size),
+                    "LOCAL_WORLD_SIZE": str(size),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                },
+            )
+            for rank in range(size)
+        ]
+
+    def code(self, pid):
+        """Wait for a process to end; return its exit code."""
+        if pid not in self._codes:
+            self._read_until(lambda said: said.get("ended") == pid)
+        return self._codes[pid]
+
+    def kill(self, pid):
+        """End a process that may have ended."""
+        if pid not in self._codes:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            self.code(pid)
+
+    def _read_until(self, wanted):
+        while True:
+            *lines, self._pending = self._pending.split(b"\n")
+            for number, line in enumerate(lines):
+                said = json.loads(line)
+                if "ended" in said:
+                    self._codes[said["ended"]] = said["code"]
+                if wanted(said):
+                    self._pending = b"\n".join([*lines[number + 1 :], self._pending])
+                    return said
+            assert select.select([self._process.stdout], [], [], SECONDS_MAX)[0], "nothing happens"
+            read = self._process.stdout.read1()
+            assert read, "the template has ended"
+            self._pending += read
+
+
+@contextmanager
+def rank_template():
+    """Run a template until the end of the block, and with it all that it has started."""
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / "rank_template.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        yield Template(process)
+    finally:
+        process.stdin.close()
+        process.wait(SECONDS_MAX)
+        process.stdout.close()

@@ -1,0 +1,239 @@
+"""``--state-dir`` in whole learners: over sockets to a scripted syncer, and in processes that are killed."""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_syncer import fake_syncer
+from learner_fakes import TinyTask, config, eventually
+
+from yeto.errors import ConfigError
+from yeto.learner.app import run_learner
+from yeto.learner.saved import SavedState
+
+HERE = Path(__file__).parent
+
+STILL = {"inner_lr": 1e-30, "weight_decay": 0.0}
+"""Steps that count but do not move a weight."""
+
+
+@pytest.fixture
+def state(tmp_path):
+    return {"state_dir": tmp_path / "state", "state_every": 1}
+
+
+async def stopped(syncer, learn, *, steps, **changes):
+    """Train so many steps from the learner's own INIT, and stop; return what the syncer had sent."""
+    async with learn(syncer, **changes) as run:
+        link = await syncer.connection()
+        inits = await link.expect_inits()
+        link.broadcast_all(0, inits)
+        for _ in range(steps):
+            await run.step()
+        await eventually(lambda: run.gate.is_closed)
+        link.shutdown()
+        await eventually(lambda: run.learner._arrivals.stopping)
+        run.gate.open()
+        assert (await run.expect_end()).exit_code == 4
+        return inits
+
+
+async def test_a_restarted_learner_goes_on_and_holds_what_it_may_have_pushed(learn, state):
+    async with fake_syncer() as syncer:
+        inits = await stopped(syncer, learn, steps=3, **state, **STILL)
+        async with learn(syncer, **state, **STILL) as run:
+            link = await syncer.connection()
+            offered = await link.expect_inits()
+            assert all(map(np.array_equal, offered, inits)), (
+                "those of the beginning, for a syncer without any"
+            )
+            link.broadcast_all(0, inits)
+            await run.arrived(broadcasts=2)
+            run.gate.allow()
+            await eventually(lambda: run.gate.is_closed)
+            # P is 2. What it pushed after saving nobody knows, so only the first rounds may ask version 0.
+            link.pull(0, 3)
+            link.pull(1, 2)
+            await run.step(pulls=2)
+            head, _ = await link.expect("push")
+            assert (head.fragment, head.step, head.base_version) == (1, 2, 0)
+            assert (head.local_step, head.c_steps, head.c_tokens) == (5, 5, 150), "what was saved counts"
+            link.broadcast(0, 1, inits[0])
+            await run.arrived(broadcasts=1)
+            run.gate.allow()
+            await run.step()
+            head, _ = await link.expect("push")
+            assert (head.fragment, head.step, head.base_version, head.c_steps) == (0, 3, 1, 1)
+            assert "resumed at local step 3" in run.output.getvalue()
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("learner_id", [0, 1])
+async def test_state_of_one_run_does_not_get_into_another(learn, state, learner_id):
+    """A run begun anew with the folders of the last one: nobody waits for ever, and nothing is lost."""
+    state["state_every"] = 1000
+    ids = {"learner_id": learner_id, "num_learners": 2}
+    async with fake_syncer() as syncer:
+        async with learn(syncer, **ids, **state) as run:
+            link = await syncer.connection()
+            inits = await link.expect_inits() if learner_id == 0 else [np.zeros(n) for n in link.numels]
+            link.broadcast_all(0, inits)
+            await run.step()
+            await eventually(lambda: run.gate.is_closed)
+            link.broadcast(1, 2, inits[1] + 1)
+            await run.arrived(broadcasts=1)
+            run.gate.allow()
+            await eventually(lambda: run.gate.is_closed)
+            link.shutdown()
+            await eventually(lambda: run.learner._arrivals.stopping)
+            run.gate.open()
+            await run.expect_end()
+        saved = contents(state["state_dir"])
+        async with learn(syncer, **ids, **state) as run:
+            link = await syncer.connection()
+            if learner_id == 0:
+                # What a syncer without values waits for.
+                assert all(map(np.array_equal, await link.expect_inits(), inits))
+            link.broadcast_all(0, inits)
+            await run.arrived(broadcasts=2)
+            run.gate.open()
+            with pytest.raises(ConfigError) as caught:
+                await run.expect_end()
+        assert str(caught.value) == (
+            f"--state-dir {state['state_dir']}: its state is of global step 2, and the syncer at "
+            f"{syncer.address} is at the beginning of a run; for a new run name an empty --state-dir, for "
+            "the one that was saved start its syncer with --resume"
+        )
+        assert contents(state["state_dir"]) == saved
+
+
+def test_a_disk_that_fills_up_costs_sets_and_not_the_training(tmp_path, capfd):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    class Filling(TinyTask):
+        """From the third step on no file may become as large as a set."""
+
+        def loss(self, batch):
+            if self.batches_given == 3:
+                while not (tmp_path / "state" / "set-00000001").exists():
+                    time.sleep(0.001)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+            return super().loss(batch)
+
+    settings = config(
+        syncer="none",
+        output_dir=tmp_path / "out",
+        max_local_steps=6,
+        state_dir=tmp_path / "state",
+        state_every=2,
+    )
+    try:
+        assert run_learner(settings, lambda: Filling(rows_per_batch=4)) == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    said = capfd.readouterr().err
+    assert "cannot save local step 6: File too large; step 2 is saved, training goes on" in said
+    assert "Traceback" not in said
+    assert (tmp_path / "out" / "weights.json").exists()
+    (kept,) = (tmp_path / "state").glob("set-*")
+    assert SavedState.read(kept).loop.steps == 2
+
+
+async def test_after_the_final_cut_a_restart_says_that_it_is_over(learn, state):
+    async with fake_syncer() as syncer:
+        async with learn(syncer, **state) as run:
+            link = await syncer.connection()
+            inits = await link.expect_inits()
+            link.broadcast_all(0, inits)
+            await run.step()
+            link.final(4, [3, 4], inits)
+            run.gate.open()
+            assert await link.expect("ack") == 4
+            # Should it die now, it must come back and give its ACK once more.
+            assert not (state["state_dir"] / "done.json").exists()
+            link.shutdown()
+            assert (await run.expect_end()).exit_code == 0
+        async with learn(syncer, **state) as run:
+            outcome = await run.expect_end()
+        assert outcome.exit_code == 0
+        assert "this learner's run is over (global result of step 4 saved in" in outcome.reason
+        assert "give another --state-dir, or remove" in outcome.reason
+
+
+async def test_a_learner_that_dies_after_the_cut_takes_it_again(learn, state, tmp_path):
+    async with fake_syncer() as syncer:
+        inits = await stopped(syncer, learn, steps=1, **state)
+        async with learn(syncer, **state) as run:
+            link = await syncer.connection()
+            await link.expect_inits()
+            link.broadcast_all(0, inits)
+            link.final(4, [3, 4], inits)
+            run.gate.open()
+            assert await link.expect("ack") == 4
+            link.shutdown()
+            assert (await run.expect_end()).exit_code == 0
+
+
+async def test_a_budget_is_saved_before_it_is_told_and_its_answer_is_repeated(learn, state):
+    budget = {"budget_steps": 3, **state, "state_every": 1000}
+    deltas = []
+    async with fake_syncer() as syncer:
+        for _ in range(2):
+            async with learn(syncer, free=True, **budget) as run:
+                link = await syncer.connection()
+                inits = await link.expect_inits()
+                link.broadcast_all(0, inits)
+                assert await link.expect("budget") == 3
+                (saved,) = [SavedState.read(path) for path in sorted(state["state_dir"].glob("set-*"))[-1:]]
+                assert saved.book.frozen_work == (3, 90)
+                link.pull(0, 1)
+                head, delta = await link.expect("push")
+                assert (head.c_steps, head.c_tokens) == (3, 90)
+                deltas.append(delta)
+                link.error("stop here")
+                await eventually(lambda: run.ended.is_set())
+    assert np.array_equal(deltas[0], deltas[1])
+    assert np.abs(deltas[0]).max() > 0
+
+
+def test_a_process_that_is_killed_three_times_ends_where_one_that_was_not_does(tmp_path):
+    def start(folder):
+        return subprocess.Popen(
+            [sys.executable, str(HERE / "state_learner.py"), str(tmp_path / folder), "40"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def weights(folder):
+        return json.loads((tmp_path / folder / "out" / "weights.json").read_text())
+
+    with start("whole") as process:
+        process.communicate(timeout=200)
+        assert process.returncode == 0
+    begun = []
+    for rows in (5, 16, 31):
+        with start("killed") as process:
+            lines = [process.stdout.readline()]
+            while int(lines[-1]) < 3 * rows:
+                lines.append(process.stdout.readline())
+            process.kill()
+            begun.append(int(lines[0]))
+    with start("killed") as process:
+        printed, _ = process.communicate(timeout=200)
+        assert process.returncode == 0
+    begun.append(int(printed.split()[0]))
+    # Each life begins behind a saved step: a multiple of three steps of three rows, and not at the beginning.
+    assert begun[0] == 3
+    assert all((first - 3) % 9 == 0 for first in begun)
+    assert begun == sorted(begun)
+    assert begun[-1] > 3
+    assert weights("killed") == weights("whole")

@@ -1,0 +1,242 @@
+"""The page in a real browser: its numbers, its manners, and its use without a mouse or a screen."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from browser import CONTRAST, UNNAMED, Watched, browser, needs_browser
+
+from yeto.cli.main import main
+from yeto.tape import FORMAT_VERSION
+from yeto.view.report import read_data, write_page
+from yeto.view.units import size
+
+pytestmark = needs_browser
+
+DESK = {"width": 1280, "height": 800}
+TELEPHONE = {"width": 360, "height": 800}
+
+HOSTILE = "</script><img src=x onerror=\"document.title='taken'\"><b>&amp;\u2028"
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def tape(fixtures, tmp_path_factory):
+    return shutil.copy(
+        fixtures / "tapes" / "faulty-v1.jsonl", tmp_path_factory.mktemp("run") / "events.jsonl"
+    )
+
+
+@pytest.fixture(scope="module")
+def report(tape):
+    """A report of the faulty run, with a loss that one of its learners logged."""
+    log = tape.parent / "learner-2.jsonl"
+    steps = [{"kind": "step", "global_step": step, "loss": 5.0 - step / 10} for step in range(1, 24)]
+    log.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    path = tape.parent / "report.html"
+    write_page(path, read_data(tape, [log]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def opened(chromium, report):
+    """The report in a light browser on a desk: to open it takes longer than to look at it."""
+    with Watched(chromium, report.as_uri(), viewport=DESK, color_scheme="light") as watched:
+        watched.open(report.as_uri())
+        yield watched
+
+
+@pytest.fixture
+def page(opened):
+    """The opened report; whoever changes it puts it back."""
+    yield opened.page
+    opened.check()
+
+
+@pytest.fixture
+def yeto(capsys):
+    """Run a command; return the JSON that it prints."""
+
+    def run(*words):
+        with pytest.raises(SystemExit) as end:
+            main([str(word) for word in words])
+        assert end.value.code == 0
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def fact(page, name):
+    return page.locator(f"//dl/div[dt[.='{name}']]/dd").inner_text()
+
+
+def test_its_numbers_are_those_of_replay_and_status(page, tape, yeto):
+    state = yeto("replay", tape, "--state")
+    status = yeto("status", tape, "--once", "--json")
+    assert fact(page, "Rounds") == f"{state['step']} of {status['total_steps']}"
+    assert fact(page, "Attempts").startswith(str(status["attempts"]))
+    assert fact(page, "Restarts").startswith(str(status["session"]["restarts"]))
+    rows = page.locator("//table[caption='Learners']/tbody/tr")
+    heads = page.locator("//table[caption='Learners']/thead//th").all_text_contents()
+    ledger = state["ledger"]
+    assert rows.count() == len(status["learners"])
+    for row, learner in zip(rows.all(), status["learners"], strict=True):
+        cells = row.locator("th, td").all_text_contents()
+        told = dict(zip(heads, cells, strict=True))
+        assert told["learner"] == str(learner["learner"])
+        assert told["link"].endswith(learner["link"])
+        assert told["merges"] == str(learner["merges"]) == str(ledger[str(learner["learner"])]["merges"])
+        assert told["contribution"].strip() == percent(learner["contribution"])
+        assert told["sent"] == size(learner["bytes_in"])
+    refusals = page.locator("//table[caption='What was refused?']/tbody/tr")
+    assert refusals.count() == len(status["refusals"])
+    slow = page.locator("//table[starts-with(caption, 'Which rounds were the slowest')]")
+    # Those that were retried were so once.
+    assert " in 1 attempt before" in slow.inner_text()
+    assert "attempts before" not in slow.inner_text()
+    assert "Does the loss fall?" in page.locator("figure:visible h3").all_inner_texts()
+    assert_sensible(page)
+
+
+def percent(share):
+    return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"
+
+
+def test_it_can_be_read_at_any_width(page):
+    for viewport in (TELEPHONE, DESK):
+        page.set_viewport_size(viewport)
+        assert_legible(page)
+
+
+def test_it_can_be_read_in_the_dark_scheme(chromium, report):
+    with Watched(chromium, report.as_uri(), viewport=TELEPHONE, color_scheme="dark") as watched:
+        page = watched.open(report.as_uri())
+        assert_legible(page)
+        page.set_viewport_size(DESK)
+        assert_legible(page)
+
+
+DRAWN = """() => {
+  const copy = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  copy.drawImage(document.querySelector("#time canvas"), 0, 0);
+  return new Set(copy.getImageData(0, 0, 300, 40).data).size > 4;
+}"""
+"""Whether something was drawn: a canvas of one colour has one value. A copy is read, because the browser
+complains about an ordinary canvas that is read twice."""
+
+
+def assert_legible(page):
+    # Pictures are drawn anew for another width as soon as the browser has told them.
+    page.wait_for_function("document.documentElement.scrollWidth <= window.innerWidth")
+    assert page.evaluate(CONTRAST) == []
+    assert page.evaluate(UNNAMED) == []
+    page.wait_for_function(DRAWN)
+
+
+def test_the_keys_reach_a_round_and_its_story(page):
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "now"
+    pictures = page.locator("#time [role=slider]")
+    pictures.first.focus()
+    for key, step in (("Home", 1), ("ArrowRight", 2), ("End", 24), ("ArrowLeft", 23)):
+        page.keyboard.press(key)
+        assert pictures.first.get_attribute("aria-valuetext").startswith(f"Round {step},")
+    page.keyboard.press("Enter")
+    story = page.get_by_role("dialog")
+    assert story.get_by_role("heading").first.inner_text() == "Round 23"
+    page.keyboard.press("Escape")
+    assert page.get_by_role("dialog").count() == 0
+    assert pictures.first.evaluate("element => element === document.activeElement")
+
+
+def test_a_report_asks_the_network_for_nothing_and_runs_only_its_own_scripts(page, opened):
+    opened.check()
+    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"taken = 1\">')")
+    assert page.evaluate("fetch('https://attacker.example/').then(() => 1, () => 0)") == 0
+    assert page.evaluate("'taken' in window") is False
+    assert any("Content Security Policy" in error for error in opened.errors)
+    page.evaluate("document.body.lastElementChild.remove()")
+    opened.errors.clear()
+    opened.strangers.clear()
+
+
+def test_what_a_tape_says_is_text_and_nothing_else(chromium, tape, tmp_path):
+    data = read_data(tape, [])
+    moment = data["moment"]
+    moment["session"]["session_id"] = moment["wait"]["sentence"] = data["made"]["tape"] = HOSTILE
+    moment["learners"][0]["link"] = moment["learners"][0]["waited_for"] = HOSTILE
+    moment["learners"][0]["waited_since"] = 0.0
+    for refusal in moment["refusals"]:
+        refusal["why"] = refusal["reason"] = HOSTILE
+    for mark in data["history"]["marks"]:
+        mark["text"] = mark["kind"] = HOSTILE
+    moment["alerts"] = [
+        {"severity": "critical", "subject": HOSTILE, "sentence": HOSTILE, "remedy": HOSTILE}
+        | {"since": 0.0, "kind": "no_commit"}
+    ]
+    path = tmp_path / "hostile.html"
+    write_page(path, data)
+    assert path.read_text(encoding="utf-8").count(HOSTILE) == 0
+    with Watched(chromium, path.as_uri()) as watched:
+        page = watched.open(path.as_uri())
+        assert page.locator("img").count() == 0
+        assert "taken" not in page.title()
+        assert "<b>&amp;" in page.locator("#session").inner_text()
+
+
+def assert_sensible(page):
+    """What the page says itself; a tape may well speak of a NaN."""
+    said = " ".join(page.locator(".facts, .card, .answer, .legend").all_text_contents())
+    assert said
+    assert not re.search(r"NaN|undefined|null|Infinity|∞", said)
+
+
+def test_every_fixture_can_be_shown(chromium, fixtures, tmp_path):
+    with Watched(chromium, "file://") as watched:
+        for tape in sorted((fixtures / "tapes").glob(f"*-v{FORMAT_VERSION}.jsonl")):
+            lines = tape.read_bytes().splitlines(keepends=True)
+            for count in (1, 600) if tape.name.startswith("faulty") else (len(lines),):
+                cut, path = tmp_path / "events.jsonl", tmp_path / "report.html"
+                cut.write_bytes(b"".join(lines[:count]))
+                write_page(path, read_data(cut, []))
+                page = watched.open(path.as_uri())
+                assert page.locator("#word").inner_text() != ""
+                assert_sensible(page)
+
+
+def test_a_dashboard_follows_its_tape(chromium, fixtures, tmp_path, yeto):
+    lines = (fixtures / "tapes" / "faulty-v1.jsonl").read_bytes().splitlines(keepends=True)
+    tape = tmp_path / "events.jsonl"
+    words = [sys.executable, "-m", "yeto", "dashboard", str(tape), "--port", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            url = server.stdout.readline().split()[-1]
+            with Watched(chromium, url) as watched:
+                page = watched.page
+                page.goto(url)
+                page.locator("#connection", has_text="nothing yet").wait_for()
+                with tape.open("wb") as file:
+                    file.writelines(lines[:400])
+                    file.flush()
+                    page.wait_for_selector("body[data-ready]")
+                    before = fact(page, "Rounds")
+                    file.writelines([*lines[400:], b'{"seq":980'])
+                page.locator("#word", has_text="Finished").wait_for()
+                status = yeto("status", tape, "--once", "--json")
+                assert fact(page, "Rounds") == f"{status['step']} of {status['total_steps']}" != before
+                page.locator(".card button").click()
+                page.wait_for_selector(".lines li")
+                assert "committed" in page.inner_text(".lines")
+        finally:
+            server.terminate()
+        assert server.wait() == 0

@@ -299,9 +299,11 @@ async def test_a_full_disk_ends_the_run_which_goes_on_from_where_it_was(tmp_path
         with pytest.raises(BaseExceptionGroup) as caught:
             async with running(config, *learners):
                 await trio.sleep_forever()
-    (error,) = _leaves(caught.value)
-    assert isinstance(error, RecordingError)
-    message = str(error)
+    # Pushes of several learners and rounds are written at once: each that found no room says so.
+    errors = _leaves(caught.value)
+    assert errors
+    assert all(isinstance(error, RecordingError) for error in errors)
+    message = str(errors[0])
     assert message.startswith(f"--record-payloads: {config.record_payloads}")
     assert "No space left on device" in message
     assert "the tape and the last checkpoint are intact" in message

@@ -196,6 +196,8 @@ class World(Shell):
             gradient_norm=0.5 if finite else None,
             corrected=tuple(one.learner for one in order.responders if one.correct),
             seconds=seconds,
+            delta_cosine=0.25 / order.step if finite else None,
+            norm_ratio=1.25 if finite and order.attempt == 1 else None,
         )
 
     def apply(self) -> None:
@@ -211,6 +213,7 @@ class World(Shell):
             params_digest=self.new_digest() if finite else None,
             momentum_digest=self.new_digest() if finite else None,
             seconds=0.0,
+            offset_ratio=0.5 * order.step if finite else None,
         )
         for decision in decisions:
             if isinstance(decision, de.RoundCommitted):

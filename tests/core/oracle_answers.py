@@ -275,6 +275,9 @@ class Answers(Rules):
             params_digest=event.params_digest,
             momentum_digest=event.momentum_digest,
             no_op=no_op,
+            delta_cosine=None if merged is None else merged.delta_cosine,
+            norm_ratio=None if merged is None else merged.norm_ratio,
+            offset_ratio=event.offset_ratio,
             why="",
         )
         if due_checkpoint and step < past.target and past.writing() is None:

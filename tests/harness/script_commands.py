@@ -21,6 +21,7 @@ from script_text import decision_line, event_line, number
 
 from yeto.core import CoreConfig, next_timer, waiting_for
 from yeto.core import events as ev
+from yeto.core.later import later_fields
 from yeto.core.parts import Round, Status
 from yeto.core.values import LedgerEntry, SessionTerms
 
@@ -171,7 +172,7 @@ class Stage:
             fields = {**{name: defaults[name] for name in known & set(defaults)}, **subject, **given}
             if cls is ev.HelloReceived:
                 fields["terms"] = terms
-            if missing := sorted(known - set(fields)):
+            if missing := sorted(known - set(fields) - set(later_fields(cls))):
                 raise ScriptError(f"it needs {', '.join(missing)}")
             event = cls(**{"at": self._session.at, **fields})
             self._show(lambda event=event: self._session.feed(event))  # type: ignore[misc]
@@ -283,6 +284,8 @@ class Stage:
             "wait_for": num_learners,
             "sync_interval_steps": 0.0,
             "closing_sweep": "off",
+            # Of a configuration that states both, the sentences do not speak of the outer step.
+            **({} if "outer" in settings else {"outer_lr": 0.7, "outer_momentum": 0.9}),
             **settings,
         }
         stated = {"dtype": "bf16", "fingerprint": "f" * 64, "contract": "c" * 64}

@@ -3,6 +3,7 @@
 ``PUSH`` and ``OPENED`` are without checksum, as on a tape of format 1.
 """
 
+import re
 import typing
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from tape_values import CLASSES, bodies
 
 from yeto.core.config import CoreConfig
 from yeto.core.decisions import AttemptOpened, Decision
-from yeto.core.events import Heartbeat, LearnerLeft, PushReceived, StopRequested
+from yeto.core.events import Heartbeat, LearnerLeft, MergeFinished, PushReceived, StopRequested
+from yeto.core.later import later_fields
 from yeto.core.values import Member
 from yeto.errors import TapeError
 from yeto.tape import FORMAT_VERSION, RULES_VERSION, Decoder, Header, Record, encode, round_at
@@ -45,7 +47,7 @@ OPENED = (
 
 def without_sum(line):
     """Return a line of ours as format 1 has it."""
-    return line[:-19].replace(b'"format_version":2', b'"format_version":1') + b"}\n"
+    return line[:-19].replace(b'"format_version":3', b'"format_version":1') + b"}\n"
 
 
 def decode_all(*lines):
@@ -91,7 +93,7 @@ def test_lines_are_flat_ascii_json_with_keys_in_class_order():
 
 
 def test_the_header_is_line_one_and_holds_every_setting():
-    assert HEADER.startswith(b'{"seq":0,"at":0.0,"kind":"header","format_version":2,"rules_version":1,')
+    assert HEADER.startswith(b'{"seq":0,"at":0.0,"kind":"header","format_version":3,"rules_version":1,')
     (record,) = decode_all(HEADER)
     assert record.body.config == CONFIG
 
@@ -267,15 +269,15 @@ def test_the_checksum_is_looked_at_before_anything_else():
 def test_whether_there_are_checksums_is_said_by_the_header():
     """So that a damaged header does not turn them off, it has one itself."""
     for header in (
-        HEADER.replace(b'"format_version":2', b'"format_version":1'),
-        HEADER.replace(b'"format_version":2', b'"format_version":3'),
+        HEADER.replace(b'"format_version":3', b'"format_version":1'),
+        HEADER.replace(b'"format_version":3', b'"format_version":2'),
         HEADER.replace(b"5e551011", b"5e551012"),
         HEADER[:-19] + b"}\n",
         HEADER.replace(b',"crc":"', b',"crd":"'),
     ):
         with pytest.raises(TapeError, match="line 1: the checksum does not fit"):
             decode_all(header)
-    forged = summed(HEADER.replace(b'"format_version":2', b'"format_version":1'))
+    forged = summed(HEADER.replace(b'"format_version":3', b'"format_version":1'))
     with pytest.raises(TapeError, match='line 1: unknown key "crc"'):
         decode_all(forged)
     with pytest.raises(TapeError, match='line 2: unknown key "crc"'):
@@ -304,7 +306,7 @@ def test_a_newer_tape_is_refused_with_the_remedy(name):
 @pytest.mark.parametrize("version", [b"0", b"true", b'"1"', b"1.0"])
 def test_a_version_is_a_whole_number_from_one(version):
     with pytest.raises(TapeError, match="line 1: field format_version: expected a version from 1"):
-        decode_all(summed(HEADER.replace(b'"format_version":2', b'"format_version":' + version)))
+        decode_all(summed(HEADER.replace(b'"format_version":3', b'"format_version":' + version)))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -328,12 +330,13 @@ def test_at_is_rounded_to_a_microsecond():
 
 def shape(cls):
     """Return a class as text: its fields in order with their types, nested classes named."""
-    hints = typing.get_type_hints(cls)
+    hints, later = typing.get_type_hints(cls), later_fields(cls)
     parts = []
     for field in attrs.fields(cls):
         hint = hints[field.name]
         text = hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
-        parts.append(f"{field.name}: {text.replace('yeto.core.values.', '')}")
+        default = f" = {later[field.name]!r}" if field.name in later else ""
+        parts.append(f"{field.name}: {text.replace('yeto.core.values.', '')}{default}")
     return ", ".join(parts)
 
 
@@ -362,3 +365,30 @@ def test_format_2_is_format_1_with_checksums():
     first, second = (Path(__file__).with_name(f"format_{version}.txt").read_bytes() for version in (1, 2))
     assert first == second
     assert UPCASTS[1] is UPCASTS[2] is None
+
+
+def test_a_field_that_joined_later_is_absent_where_it_says_nothing():
+    known = {"step": 1, "attempt": 1, "finite": True, "gradient_norm": 0.5, "corrected": (), "seconds": 0.25}
+    silent, told = MergeFinished(at=2.5, **known), MergeFinished(at=2.5, **known, delta_cosine=-0.5)
+    line, longer = (encode(seq=1, at=2.5, body=body) for body in (silent, told))
+    assert b"delta_cosine" not in line
+    assert without_sum(longer) == without_sum(line)[:-2] + b',"delta_cosine":-0.5}\n'
+    assert [decode_all(HEADER, each)[-1].body for each in (line, longer)] == [silent, told]
+    # Its default may stand there all the same; what is no number may not.
+    null = summed(without_sum(line)[:-2] + b',"norm_ratio":null}\n')
+    assert decode_all(HEADER, null)[-1].body == silent
+    with pytest.raises(TapeError, match="line 2: field norm_ratio: expected a finite number, found true"):
+        decode_all(HEADER, summed(without_sum(line)[:-2] + b',"norm_ratio":true}\n'))
+
+
+def test_fields_that_joined_later_stand_behind_all_others():
+    for cls in [*CLASSES.values(), *values_reached().values()]:
+        names = [field.name for field in attrs.fields(cls)]
+        later = list(later_fields(cls))
+        assert names[len(names) - len(later) :] == later
+
+
+def test_lines_of_formats_1_and_2_have_no_fields_that_joined_later():
+    second, third = (Path(__file__).with_name(f"format_{version}.txt").read_text() for version in (2, 3))
+    assert re.sub(r", \w+: [^,()]+ = [^,()]+", "", third) == second
+    assert UPCASTS[2] is UPCASTS[3] is None

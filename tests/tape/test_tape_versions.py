@@ -153,7 +153,7 @@ def test_a_present_tape_is_not_turned(tmp_path, monkeypatch):
 
 def in_format_1(line):
     """Return a line of ours as format 1 has it."""
-    return line[:-19].replace(b'"format_version":2', b'"format_version":1') + b"}\n"
+    return line[:-19].replace(b'"format_version":3', b'"format_version":1') + b"}\n"
 
 
 def test_a_tape_of_format_1_has_no_checksums_and_is_read_the_quick_way(first_tape, monkeypatch):
@@ -177,7 +177,7 @@ OTHERS = {
         lambda content: b"".join(map(in_format_1, content.splitlines(True))),
     ),
     "newer rules": (
-        "format 2 and rules 2",
+        "format 3 and rules 2",
         lambda content: summed_all(content.replace(b'"rules_version":1', b'"rules_version":2', 1)),
     ),
 }
@@ -190,7 +190,7 @@ def test_nothing_is_appended_to_a_tape_of_another_version(first_tape, second, na
     first_tape.write_bytes(content := turn(original))
     with pytest.raises(
         TapeError,
-        match=rf"has {has}, this Yeto writes format 2 by rules 1; name a new tape.*--event-tape",
+        match=rf"has {has}, this Yeto writes format 3 by rules 1; name a new tape.*--event-tape",
     ):
         TapeWriter.resume(first_tape)
     assert first_tape.read_bytes() == content

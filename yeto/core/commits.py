@@ -86,6 +86,8 @@ def on_merge_finished(draft: Draft, event: MergeFinished) -> None:
         gradient_norm=event.gradient_norm or 0.0,
         corrected=event.corrected,
         merge_seconds=event.seconds,
+        delta_cosine=event.delta_cosine,
+        norm_ratio=event.norm_ratio,
     )
     draft.put(replace(round_, status=MERGED, sealed=sealed))
 
@@ -156,10 +158,12 @@ def on_outer_step_applied(draft: Draft, event: OuterStepApplied) -> None:
         return
     if event.params_digest is None or event.momentum_digest is None:
         raise CoordinatorError(f"outer_step_applied: round {event.step} is finite but has no digests")
-    _commit(draft, round_, event.params_digest, event.momentum_digest)
+    _commit(draft, round_, event.params_digest, event.momentum_digest, event.offset_ratio)
 
 
-def _commit(draft: Draft, round_: Round, params_digest: str, momentum_digest: str) -> None:
+def _commit(
+    draft: Draft, round_: Round, params_digest: str, momentum_digest: str, offset_ratio: float | None
+) -> None:
     sealed = sealed_of(round_)
     step, fragment = round_.step, round_.fragment
     draft.step = step
@@ -200,6 +204,9 @@ def _commit(draft: Draft, round_: Round, params_digest: str, momentum_digest: st
             params_digest=params_digest,
             momentum_digest=momentum_digest,
             no_op=sealed.no_op,
+            delta_cosine=sealed.delta_cosine,
+            norm_ratio=sealed.norm_ratio,
+            offset_ratio=offset_ratio,
             why=f"round {step} of {draft.target} committed with {len(responders)} of "
             f"{len(sealed.members)} members" + (", no-op: all weights are 0" if sealed.no_op else ""),
         )

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from attrs import frozen
 
+from yeto.core.later import later
 from yeto.core.values import FragmentVersionRef, Member, Responder, SessionTerms, Weighted
 
 
@@ -232,6 +233,12 @@ class RoundCommitted(Decision):
     params_digest: str
     momentum_digest: str
     no_op: bool
+    delta_cosine: float | None = later()
+    """As ``merge_finished`` reported it; None when it is not known."""
+    norm_ratio: float | None = later()
+    """As ``merge_finished`` reported it; None when it is not known."""
+    offset_ratio: float | None = later()
+    """As ``outer_step_applied`` reported it; None when it is not known."""
 
 
 @frozen(kw_only=True, slots=False)

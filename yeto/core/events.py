@@ -13,6 +13,7 @@ from typing import ClassVar
 from attrs import frozen
 
 from yeto.core.config import CoreConfig
+from yeto.core.later import later
 from yeto.core.values import FragmentMark, LedgerEntry, SessionTerms
 
 
@@ -243,6 +244,10 @@ class MergeFinished(Event):
     corrected: tuple[int, ...]
     """Learner ids whose delta the correction really changed."""
     seconds: float
+    delta_cosine: float | None = later()
+    """Mean, over all pairs of merged pushes, of the cosine between the two; None below two that have one."""
+    norm_ratio: float | None = later()
+    """Norm of the merged gradient beside that of the weighted average of the pushes; None when that is 0."""
 
 
 @frozen(kw_only=True, slots=False)
@@ -266,6 +271,9 @@ class OuterStepApplied(Event):
     params_digest: str | None
     momentum_digest: str | None
     seconds: float
+    offset_ratio: float | None = later()
+    """Distance of the new parameters from the mean of the learners', beside the norm of the weighted average
+    of the pushes; None when that is 0, or nothing was merged."""
 
 
 @frozen(kw_only=True, slots=False)

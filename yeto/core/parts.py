@@ -120,6 +120,8 @@ class Sealed:
     corrected: tuple[int, ...] = ()
     merge_seconds: float = 0.0
     commit_ordered_at: float = 0.0
+    delta_cosine: float | None = None
+    norm_ratio: float | None = None
 
     @property
     def no_op(self) -> bool:

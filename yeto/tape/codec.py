@@ -26,10 +26,11 @@ from cattrs import (
     IterableValidationError,
     IterableValidationNote,
 )
-from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from yeto.core.decisions import DECISIONS, Decision
 from yeto.core.events import EVENTS, Event
+from yeto.core.later import later_fields
 from yeto.errors import TapeError
 from yeto.tape.checksum import MISMATCH, SUMMED_FROM, has_some_sum, summed, without_sum
 from yeto.tape.quick import DecisionEnvelope, read_line, write_line
@@ -139,14 +140,15 @@ def _optional_hook(type_: Any, converter: Converter) -> Hook:
 
 
 def _object_hook(cls: Any, converter: Converter) -> Hook:
-    """Return the hook for an attrs class: an object with exactly its fields."""
+    """Return the hook for an attrs class: an object of its fields; only those that joined later may lack."""
     fill = _filler(cls, converter)
     names = frozenset(attrs.fields_dict(cls))
+    optional = frozenset(later_fields(cls))
 
     def structure(value: object, _: object) -> Any:
         if type(value) is not dict:
             raise _Refused(f"expected an object, found {_shown(value)}")
-        _check_keys(value, names)
+        _check_keys(value, names, optional)
         return fill(value, cls)
 
     return structure
@@ -169,9 +171,11 @@ def _filler(cls: Any, converter: Converter) -> Hook:
     return fill
 
 
-def _check_keys(value: dict[str, object], names: frozenset[str]) -> None:
+def _check_keys(value: dict[str, object], names: frozenset[str], optional: frozenset[str]) -> None:
     if value.keys() != names:
-        missing, unknown = sorted(names - value.keys()), sorted(value.keys() - names)
+        missing, unknown = sorted(names - value.keys() - optional), sorted(value.keys() - names)
+        if not missing and not unknown:
+            return
         raise _Refused(
             f"missing key {', '.join(missing)}" if missing else f"unknown key {_shown(', '.join(unknown))}"
         )
@@ -187,7 +191,14 @@ def _make_converter() -> Converter:
     converter.register_structure_hook_factory(_is_tuple, lambda type_: _tuple_hook(type_, converter))
     converter.register_structure_hook_factory(_is_optional, lambda type_: _optional_hook(type_, converter))
     converter.register_structure_hook_factory(attrs.has, lambda cls: _object_hook(cls, converter))
+    converter.register_unstructure_hook_factory(attrs.has, lambda cls: _unstructurer(cls, converter))
     return converter
+
+
+def _unstructurer(cls: Any, converter: Converter) -> Callable[[Any], dict[str, Any]]:
+    """Return the function that makes an object of an attrs class; see ``yeto.core.later``."""
+    omitted: Any = {name: override(omit_if_default=True) for name in later_fields(cls)}
+    return make_dict_unstructure_fn(cls, converter, **omitted)
 
 
 @frozen(kw_only=True)
@@ -196,6 +207,8 @@ class _Kind:
 
     is_decision: bool
     keys: frozenset[str]
+    optional: frozenset[str]
+    """Of these, the ones that joined later and need not be there."""
     fill: Hook
     unstructure: Callable[[Any], dict[str, Any]]
 
@@ -216,8 +229,9 @@ def _kind(kind: str) -> _Kind:
     return _Kind(
         is_decision=is_decision,
         keys=frozenset(envelope | fields),
+        optional=frozenset(later_fields(cls)),
         fill=_filler(cls, _CONVERTER),
-        unstructure=make_dict_unstructure_fn(cls, _CONVERTER),
+        unstructure=_unstructurer(cls, _CONVERTER),
     )
 
 
@@ -376,7 +390,7 @@ class Decoder:
         known = _kind(kind)
         if (kind == HEADER_KIND) != (self.line == 0):
             raise _Refused("the header belongs on line 1 and nowhere else")
-        _check_keys(fields, known.keys)
+        _check_keys(fields, known.keys, known.optional)
         seq = _named("seq", _structure_int, fields)
         at = _named("at", _structure_float, fields)
         because = _named("because", _structure_int, fields) if known.is_decision else None

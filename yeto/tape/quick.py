@@ -32,6 +32,7 @@ import msgspec
 
 from yeto.core.decisions import DECISIONS, Decision
 from yeto.core.events import EVENTS
+from yeto.core.later import later_fields
 from yeto.tape.checksum import END_FORM
 
 LEAST_FLOAT, FLOAT_BOUND = 1e-4, 1e16
@@ -56,16 +57,26 @@ class DecisionEnvelope(Envelope):
 
 
 class _Shape:
-    """A class of values and its mirror: a type of the library's own, with an order of fields, no defaults."""
+    """A class of values and its mirror: a type of the library's own, with an order of fields.
+
+    The only defaults are those of fields that joined later, which are left out where they say nothing.
+    """
 
     def __init__(self, cls: type, base: type[msgspec.Struct] = msgspec.Struct) -> None:
         hints = get_type_hints(cls)
         names = [name for name in attrs.fields_dict(cls) if name not in base.__struct_fields__]
-        fields = [(name, _mirrored(hints[name])) for name in names]
-        self.mirror: Callable[..., Any] = msgspec.defstruct(cls.__name__, fields, bases=(base,), gc=False)
+        later = later_fields(cls)
+        fields = [
+            (name, _mirrored(hints[name]), later[name]) if name in later else (name, _mirrored(hints[name]))
+            for name in names
+        ]
+        self.mirror: Callable[..., Any] = msgspec.defstruct(
+            cls.__name__, fields, bases=(base,), gc=False, omit_defaults=True
+        )
         self._values = _getter(names)
         self._types = [_types_of(hints[name]) for name in names]
         self._floats = [index for index, types in enumerate(self._types) if float in types]
+        self._later = [(index, later[name]) for index, name in enumerate(names) if name in later]
         self._inner = [(i, inner) for i, name in enumerate(names) if (inner := _reflector(hints[name]))]
         self._seen: set[tuple[type, ...]] = set()
         """Types of values, in the order of fields, that are all as annotated: few, and looked at once."""
@@ -87,10 +98,14 @@ class _Shape:
             # NaN lies nowhere.
             if number and not LEAST_FLOAT <= abs(number) < FLOAT_BOUND:
                 raise ValueError(number)
-        if self._inner:
+        if self._inner or self._later:
             values = list(values)
             for index, inner in self._inner:
                 values[index] = inner(values[index])
+            for index, default in self._later:
+                # The library omits the very object that is the default, not whatever equals it.
+                if values[index] == default:
+                    values[index] = default
         return self.mirror(*head, *values)
 
     def reflect_all(self, instances: tuple[Any, ...]) -> list[Any]:

@@ -19,8 +19,9 @@ from yeto.core.decisions import Decision
 from yeto.core.events import Event
 from yeto.core.parts import made
 
-FORMAT_VERSION = 2
-"""Version of the line format: keys, kinds, fields and their types; since 2 each line has a checksum."""
+FORMAT_VERSION = 3
+"""Version of the line format: keys, kinds, fields and their types. Since 2 each line has a checksum; since 3
+there are fields that joined later (``yeto.core.later``)."""
 RULES_VERSION = 1
 """Version of the rules that turn events into decisions; a replay needs the same ones."""
 HEADER_KIND = "header"

@@ -10,8 +10,9 @@ know of and therefore leaves alone.
 
 The format has its own version. A line of an older one is turned, before it is looked at, into what the
 present format would have written; the rest of the reader knows one format only. Format 1 had the same objects
-and no checksum (:mod:`yeto.tape.checksum`), so there is nothing to turn in it. The header is always called
-``header``, stands on line 1 and has both versions, whatever else changes.
+and no checksum (:mod:`yeto.tape.checksum`), so there is nothing to turn in it. Format 3 has fields that
+joined later (:mod:`yeto.core.later`): they are absent where they say nothing new, as on every older tape.
+The header is always called ``header``, stands on line 1 and has both versions, whatever else changes.
 
 Nothing is ever appended to a tape of older rules or of an older format: a run that goes on with a newer
 Yeto begins a new tape, and its ``session_resumed`` carries all that the run needs.
@@ -44,6 +45,6 @@ class Rules:
 RULES: dict[int, Rules] = {1: Rules(initial_state=initial_state, step=step)}
 """Every version of the rules that a tape can have; the newest is what the syncer runs."""
 
-UPCASTS: dict[int, Upcast | None] = {1: None, 2: None}
+UPCASTS: dict[int, Upcast | None] = {1: None, 2: None, 3: None}
 """Every version of the format that a tape can have; None for one whose objects are those of the present one,
 checksum aside."""

@@ -18,6 +18,7 @@ import msgspec
 
 from yeto.core.decisions import DECISIONS
 from yeto.core.events import EVENTS
+from yeto.core.later import later_fields
 from yeto.errors import TapeError
 from yeto.tape.checksum import MISMATCH, SUMMED_FROM, fits
 from yeto.tape.codec import Decoder
@@ -167,7 +168,11 @@ class Skimmer:
 def _some_of(kind: str, names: tuple[str, ...]) -> Callable[[bytes], Skimmed]:
     cls = _KINDS[kind]
     hints = get_type_hints(cls)
-    fields = [(name, hints[name]) for name in names]
+    later = later_fields(cls)
+    fields = [
+        (name, hints[name], later[name]) if name in later else (name, hints[name])
+        for name in sorted(names, key=later.__contains__)
+    ]
     struct: Any = msgspec.defstruct(cls.__name__, fields, bases=(Skimmed,), gc=False)
     decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(struct)
     return decoder.decode

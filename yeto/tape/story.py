@@ -23,6 +23,7 @@ from yeto.core.decisions import (
     SessionEnded,
 )
 from yeto.core.events import Event, FinalAckReceived, LearnerJoined, LearnerLeft, SessionResumed
+from yeto.core.later import later_fields
 from yeto.tape.records import Header, Record
 
 _LONG_HEX = re.compile(r"[0-9a-f]{20,}")
@@ -67,10 +68,13 @@ def sentence(record: Record) -> str:
 
 def _fields(event: Event) -> str:
     parts = []
+    later = later_fields(type(event))
     for field in attrs.fields(type(event)):
-        if field.name != "at":
-            value = getattr(event, field.name)
-            parts.append(f"{field.name} {_short(value)}")
+        value = getattr(event, field.name)
+        # A field that joined later is absent on the tape where it says nothing.
+        if field.name == "at" or (field.name in later and value == later[field.name]):
+            continue
+        parts.append(f"{field.name} {_short(value)}")
     return ", ".join(parts)
 
 

@@ -77,7 +77,7 @@ class Campaign:
         async with trio.open_nursery() as nursery:
             for run in missing:
                 # In the order of the plan: whoever is started first takes the first place.
-                await limiter.acquire_on_behalf_of(run)
+                await limiter.acquire_on_behalf_of(run.key)
                 nursery.start_soon(self._one, run, limiter, total)
 
     async def _one(self, run: Run, limiter: trio.CapacityLimiter, total: int) -> None:
@@ -94,7 +94,7 @@ class Campaign:
             self.done[run.key] = result
             self._say(run, self._words(run, result), total)
         finally:
-            limiter.release_on_behalf_of(run)
+            limiter.release_on_behalf_of(run.key)
 
     async def _run(self, run: Run) -> Result:
         began = time.monotonic()

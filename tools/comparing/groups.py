@@ -12,10 +12,10 @@ import shutil
 from pathlib import Path
 
 import trio
-from attrs import frozen
+from attrs import evolve, frozen
 
 from comparing.processes import Child, Command, Family, RunFailed, family, island, obey
-from comparing.recipe import Recipe
+from comparing.recipe import Recipe, words
 from comparing.settings import Arm
 from yeto.core.decisions import SessionEnded
 from yeto.tape import read
@@ -68,9 +68,9 @@ async def train_baseline(recipe: Recipe, seed: int, devices: int, place: Place) 
     Raises:
         RunFailed: a rank could not do its part.
     """
-    words = recipe.baseline_words(seed, devices, output_dir=place.result, log_jsonl=place.steps(0))
+    flags = recipe.baseline(seed, devices, output_dir=place.result, log_jsonl=place.steps(0))
     async with family() as children, trio.open_nursery() as nursery:
-        for rank, command in enumerate(island(words, devices)):
+        for rank, command in enumerate(island(words(flags), devices)):
             child = await _start(children, place, f"rank-{rank}", command)
             nursery.start_soon(child.succeed)
 
@@ -91,11 +91,11 @@ async def train_arm(recipe: Recipe, arm: Arm, seed: int, place: Place, *, keep_c
     at = {"checkpoint_path": place.checkpoint, "event_tape": place.tape}
     ready = place.folder / "syncer-ready.json"
     async with family() as children, trio.open_nursery() as nursery:
-        words = recipe.syncer_words(arm, port=0, ready_file=ready, **at)
-        syncer = await _start(children, place, "syncer", Command(words=tuple(words), environ={}))
+        command = Command(words=words(recipe.syncer(arm, port=0, ready_file=ready, **at)))
+        syncer = await _start(children, place, "syncer", command)
         port = await _port(ready, syncer)
         for learner in range(arm.learners):
-            words = recipe.learner_words(
+            flags = recipe.learner(
                 arm,
                 seed,
                 learner,
@@ -103,21 +103,20 @@ async def train_arm(recipe: Recipe, arm: Arm, seed: int, place: Place, *, keep_c
                 output_dir=place.folder / f"learner-{learner}",
                 log_jsonl=place.steps(learner),
             )
-            for rank, command in enumerate(island(words, arm.ranks)):
+            for rank, command in enumerate(island(words(flags), arm.ranks)):
                 name = f"learner-{learner}" + (f"-rank-{rank}" if arm.ranks > 1 else "")
                 slow = arm.slow if learner == arm.learners - 1 else 1.0
-                child = await _start(children, place, name, command, slow)
+                child = await _start(children, place, name, evolve(command, slow=slow))
                 nursery.start_soon(child.succeed)
         await syncer.succeed()
         if keep_cut_off:
             shutil.copytree(place.checkpoint, place.cut_off)
-        words = recipe.finish_words(arm, _cut_off(place), port=port, **at)
-        finish = await _start(children, place, "syncer-finish", Command(words=tuple(words), environ={}))
+        command = Command(words=words(recipe.finish(arm, _cut_off(place), port=port, **at)))
+        finish = await _start(children, place, "syncer-finish", command)
         await finish.succeed()
 
 
-async def _start(children: Family, place: Place, name: str, command: Command, slow: float = 1.0) -> Child:
-    command = Command(words=command.words, environ=command.environ, slow=slow)
+async def _start(children: Family, place: Place, name: str, command: Command) -> Child:
     return await children.start(name, place.log(name), obey, command)
 
 

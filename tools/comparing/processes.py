@@ -14,13 +14,13 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
 import trio
-from attrs import define, frozen
+from attrs import define, field, frozen
 from breaking import wait_for_parent
 
 from yeto.errors import YetoError
@@ -44,7 +44,7 @@ class Command:
     """A command of Yeto, and where it runs."""
 
     words: tuple[str, ...]
-    environ: Mapping[str, str]
+    environ: Mapping[str, str] = field(factory=dict)
     slow: float = 1.0
     """A learner's steps take so many times as long."""
 
@@ -114,17 +114,16 @@ async def family() -> AsyncIterator[Family]:
         children.kill()
 
 
-def island(words: Iterable[str], ranks: int) -> list[Command]:
+def island(words: tuple[str, ...], ranks: int) -> list[Command]:
     """Return the commands of an island's ranks, each told its place as torchrun would tell it."""
     if ranks == 1:
-        return [Command(words=tuple(words), environ={})]
+        return [Command(words=words)]
     common = {
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()),
     }
-    words = tuple(words)
     return [
         Command(words=words, environ={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(ranks)

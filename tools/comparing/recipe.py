@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, get_type_hints
 
 import attrs
 from attrs import evolve, frozen
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import CycloptsError, convert
 
 from comparing.settings import Arm
 from yeto.cli.passing import to_words
@@ -16,8 +17,6 @@ from yeto.cli.run_learner import LearnerFlags
 from yeto.cli.run_syncer import SyncerFlags
 from yeto.errors import ConfigError
 from yeto.text.config import TextConfig
-
-_Flags = TypeVar("_Flags")
 
 
 @frozen(kw_only=True)
@@ -49,40 +48,47 @@ class Recipe:
         }
         return {"token_budget": self.token_budget, **{name: _plain(value) for name, value in flags.items()}}
 
-    def baseline_words(self, seed: int, devices: int, **place: Any) -> list[str]:
-        """Return the command of a synchronous group's rank."""
-        flags = evolve(self.flags, syncer="none", seed=seed, max_local_steps=self.steps(devices), **place)
-        return ["run", "--role=learner", *to_words(flags)]
+    def baseline(self, seed: int, devices: int, **place: Any) -> LearnerFlags:
+        """Return the flags of a synchronous group, which all its ranks have."""
+        return evolve(self.flags, seed=seed, max_local_steps=self.steps(devices), **place)
 
-    def learner_words(self, arm: Arm, seed: int, learner: int, **place: Any) -> list[str]:
-        """Return the command of an arm's learner (of each rank of its island)."""
-        exchange = [f"--{flag}={value}" for flag, value in arm.learner_flags().items()]
-        flags = parsed(LearnerFlags, [*to_words(self.flags), *exchange], arm.name)
-        flags = evolve(
-            flags,
+    def learner(self, arm: Arm, seed: int, learner: int, **place: Any) -> LearnerFlags:
+        """Return the flags of an arm's learner, which all ranks of its island have.
+
+        Raises:
+            ConfigError: the arm asks for what no learner does.
+        """
+        return evolve(
+            self.flags,
             seed=seed,
             learner_id=learner,
             num_learners=arm.learners,
             learner_budget_steps=self.steps(arm.learners * arm.ranks),
+            **_typed(LearnerFlags, arm.learner_flags(), arm.name),
             **place,
         )
-        return ["run", "--role=learner", *to_words(flags)]
 
-    def syncer_words(self, arm: Arm, **place: Any) -> list[str]:
-        """Return the command of an arm's syncer, up to the cut-off.
+    def syncer(self, arm: Arm, **place: Any) -> SyncerFlags:
+        """Return the flags of an arm's syncer, up to the cut-off.
 
         A fragment is merged at most once a step, so the session never reaches its total before the budget.
+
+        Raises:
+            ConfigError: the arm asks for what no syncer does.
         """
         steps = self.steps(arm.learners * arm.ranks)
-        fragments = int(arm.learner_flags()["fragments"])
-        words = [f"--{flag}={value}" for flag, value in arm.syncer_flags().items()]
-        words += [f"--learners={arm.learners}", f"--total-steps={(steps + 2) * fragments}"]
-        flags = evolve(parsed(SyncerFlags, words, arm.name), learner_budget_steps=steps, **place)
+        flags = SyncerFlags(
+            learners=arm.learners,
+            total_steps=(steps + 2) * self._fragments(arm),
+            learner_budget_steps=steps,
+            **_typed(SyncerFlags, arm.syncer_flags(), arm.name),
+            **place,
+        )
         flags.config()
-        return ["run", "--role=syncer", *to_words(flags)]
+        return flags
 
-    def finish_words(self, arm: Arm, cut_off: int, **place: Any) -> list[str]:
-        """Return the command of the syncer that merges what the cut-off left.
+    def finish(self, arm: Arm, cut_off: int, **place: Any) -> SyncerFlags:
+        """Return the flags of the syncer that merges what the cut-off left.
 
         That is the closing sweep. An arm that has none merges each fragment once more as it merged all the
         time: in an ordinary session of as many rounds as there are fragments.
@@ -92,14 +98,20 @@ class Recipe:
             cut_off: global step of the checkpoint.
             **place: flags of its own.
         """
-        words = [word for word in self.syncer_words(arm, **place) if not word.startswith("--learner-budget")]
+        flags = evolve(self.syncer(arm, **place), resume=True)
         if arm.sweeps:
-            steps = self.steps(arm.learners * arm.ranks)
-            return [*words, "--resume", f"--learner-budget-steps={steps}", "--budget-finish"]
-        words = [w for w in words if not w.startswith(("--total-steps=", "--sync-interval-steps="))]
-        total = cut_off + int(arm.learner_flags()["fragments"])
-        # Frozen learners take no steps, so there is none to wait for.
-        return [*words, "--resume", f"--total-steps={total}", "--sync-interval-steps=0"]
+            return evolve(flags, budget_finish=True)
+        return evolve(
+            flags,
+            learner_budget_steps=None,
+            total_steps=cut_off + self._fragments(arm),
+            # Frozen learners take no steps, so there is none to wait for.
+            sync_interval_steps=0.0,
+        )
+
+    def _fragments(self, arm: Arm) -> int:
+        fragments: int = _typed(LearnerFlags, arm.learner_flags(), arm.name)["fragments"]
+        return fragments
 
     def check(self, arms: Sequence[Arm]) -> None:
         """Refuse what a child would refuse, before any is started.
@@ -110,29 +122,31 @@ class Recipe:
         evolve(self.flags, max_local_steps=1).learner_config()
         self.flags.text_config()
         for arm in arms:
-            self.syncer_words(arm)
-            words = self.learner_words(arm, 0, 0, syncer="127.0.0.1:1")
-            parsed(LearnerFlags, words[2:], arm.name).learner_config()
+            self.syncer(arm)
+            self.learner(arm, 0, 0, syncer="127.0.0.1:1").learner_config()
 
 
-def parsed(flags: type[_Flags], words: Sequence[str], name: str) -> _Flags:
-    """Read command-line words as a command would.
+def words(flags: LearnerFlags | SyncerFlags) -> tuple[str, ...]:
+    """Return the command that has these flags."""
+    role = "learner" if isinstance(flags, LearnerFlags) else "syncer"
+    return ("run", f"--role={role}", *to_words(flags))
 
-    Raises:
-        ConfigError: it would refuse them; the message begins with ``name``.
-    """
-    app = App(name=name, help_flags=[], version_flags=[])
 
-    def take(found: Annotated[Any, Parameter(name="*")]) -> Any:
-        return found
+def _typed(flags: type[Any], texts: Mapping[str, str], name: str) -> dict[str, Any]:
+    """Return flags as a command line would give them: fields and values."""
+    hints, values = _hints(flags), {}
+    for flag, text in texts.items():
+        field = flag.replace("-", "_")
+        try:
+            values[field] = convert(hints[field], [text])
+        except CycloptsError as error:
+            raise ConfigError(f"{name}: --{flag} {text}: {' '.join(str(error).split())}") from error
+    return values
 
-    take.__annotations__["found"] = Annotated[flags, Parameter(name="*")]
-    app.default(take)
-    try:
-        found: _Flags = app(list(words), exit_on_error=False, print_error=False, result_action="return_value")
-    except CycloptsError as error:
-        raise ConfigError(f"{name}: {' '.join(str(error).split())}") from error
-    return found
+
+@cache
+def _hints(flags: type[Any]) -> dict[str, Any]:
+    return get_type_hints(flags)
 
 
 def _plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,6 @@ ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tools"))
 
 from breaking import Broken  # noqa: E402
-from crashing import campaign as tool  # noqa: E402
 from crashing import judge, plan  # noqa: E402
 from crashing.calls import Call, Fault, read_calls  # noqa: E402
 from crashing.judge import check_files, check_pushes, check_seen, tell  # noqa: E402
@@ -22,55 +22,75 @@ from crashing.plan import parse_point, points_of, thinned, twice  # noqa: E402
 TAPE = ROOT / "fixtures" / "tapes" / "two-learners-v1.jsonl"
 
 
-def campaign(tmp_path, *words, start=("-m", "crashing")):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(("tools", "tests/harness"))}
-    return subprocess.run(
-        [sys.executable, *start, "--folder", str(tmp_path), "--jobs", "1", *words],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+POINT = "kill:checkpoint:79"
+"""The fourth commit, so both learners have the second."""
 
-
-def test_a_few_points_of_every_kind_hold(tmp_path):
-    done = campaign(tmp_path, "--most", "6")
-    assert done.returncode == 0, done.stdout + done.stderr
-    table = done.stdout.splitlines()[-9:]
-    for kind in ("kill", "twice", "short", "enospc", "eio"):
-        assert any(line.startswith(kind) for line in table), done.stdout
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("point", ["burn:tape:1", "kill:tape:x", "kill:tape:1:third", "there/kill:tape:1"])
-def test_a_point_that_is_none_is_refused(capsys, point):
-    with pytest.raises(SystemExit) as ended:
-        tool.main(["--point", point])
-    assert ended.value.code == 2
-    assert f"--point {point}: " in capsys.readouterr().err
-
-
-def test_a_broken_rule_is_told_with_the_line_that_plays_it_again(tmp_path):
-    """Here the checkpoints are lost when the first syncer dies, although learners have seen commits."""
-    code = """
-import sys
+TWO_CAMPAIGNS = """
+import contextlib, io, json, sys
 from crashing import campaign
+
+def play(folder, *words):
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        code = campaign.main(["--folder", folder, "--jobs", "1", *words])
+    return code, said.getvalue()
+
 class Forgetful(campaign.Scene):
     def _read_files(self, number):
         if number == 0:
             for path in self.checkpoint.glob("manifest-*.json"):
                 path.unlink()
         return super()._read_files(number)
+
+honest, forgetful, point = sys.argv[1:]
+played = [play(honest, "--most", "6")]
 campaign.Scene = Forgetful
-sys.exit(campaign.main(sys.argv[1:]))
+played.append(play(forgetful, "--point", point))
+print(json.dumps(played))
 """
-    point = "kill:checkpoint:79"  # the fourth commit, so both learners have the second
-    done = campaign(tmp_path, "--point", point, start=("-c", code))
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "BROKEN: something was broadcast, and there is no checkpoint" in done.stdout
-    assert f"again: tools/crash_campaign --point {point}" in done.stdout
-    assert list(tmp_path.iterdir()), "what there is of it stays"
+"""One process for both, and one server from which their syncers are forked: its imports take longest."""
+
+
+@pytest.fixture(scope="module")
+def campaigns(tmp_path_factory):
+    """Return folder, exit code and output of a campaign, and of one that loses its checkpoints."""
+    folders = [tmp_path_factory.mktemp(name) for name in ("honest", "forgetful")]
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_CAMPAIGNS, *map(str, folders), POINT],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(("tools", "tests/harness"))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [(folder, *played) for folder, played in zip(folders, json.loads(done.stdout), strict=True)]
+
+
+def test_a_few_points_of_every_kind_hold(campaigns):
+    folder, code, said = campaigns[0]
+    assert code == 0, said
+    table = said.splitlines()[-9:]
+    for kind in ("kill", "twice", "short", "enospc", "eio"):
+        assert any(line.startswith(kind) for line in table), said
+    assert list(folder.iterdir()) == []
+
+
+def test_a_broken_rule_is_told_with_the_line_that_plays_it_again(campaigns):
+    """Here the checkpoints are lost when the first syncer dies, although learners have seen commits."""
+    folder, code, said = campaigns[1]
+    assert code == 1, said
+    assert "BROKEN: something was broadcast, and there is no checkpoint" in said
+    assert f"again: tools/crash_campaign --point {POINT}" in said
+    assert list(folder.iterdir()), "what there is of it stays"
+
+
+@pytest.mark.parametrize("point", ["burn:tape:1", "kill:tape:x", "kill:tape:1:third", "there/kill:tape:1"])
+def test_a_point_that_is_none_is_refused(capsys, monkeypatch, point):
+    monkeypatch.setattr(sys, "argv", ["crashing", "--point", point])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("crashing", run_name="__main__")
+    assert ended.value.code == 2
+    assert f"--point {point}: " in capsys.readouterr().err
 
 
 class TestPlan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from comparing.summary import perplexity
@@ -54,7 +55,8 @@ def _what(config: dict[str, Any]) -> list[str]:
     recipe = config["recipe"]
     return [
         f"{recipe['token_budget']:,} raw tokens a run in blocks of {recipe['seq_len']}, model "
-        f"`{recipe['model']}`, rows `{recipe['data']}`, held out `{recipe['eval_data']}`; seeds "
+        f"`{_short(recipe['model'])}`, rows `{_short(recipe['data'])}`, held out "
+        f"`{_short(recipe['eval_data'])}`; seeds "
         f"{', '.join(map(str, config['seeds']))}.",
         "",
         "Loss is the cross-entropy per target token of the held-out rows. *Over synchronous* compares the "
@@ -146,7 +148,7 @@ def _settings(config: dict[str, Any]) -> list[str]:
         [name, arm["what"], f"`{' '.join(arm['syncer'])}`", f"`{' '.join(arm['learner'])}`"]
         for name, arm in config["arms"].items()
     ]
-    recipe = ", ".join(f"{name} {value}" for name, value in config["recipe"].items())
+    recipe = ", ".join(f"{name} {_short(str(value))}" for name, value in config["recipe"].items())
     return [
         *_table(["arm", "what", "syncer", "learners' exchange"], rows),
         "",
@@ -161,6 +163,12 @@ def _table(heads: Iterable[str], rows: Iterable[Sequence[str]]) -> list[str]:
     heads = list(heads)
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     return lines + ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def _short(source: str) -> str:
+    """Return the end of a path of this machine; a name of a hub as it is."""
+    path = Path(source)
+    return "/".join(path.parts[-2:]) if path.is_absolute() else source
 
 
 def _without(cells: list[str], place: int) -> list[str]:

@@ -20,6 +20,8 @@ SUMMED_FROM = 2
 _BEGIN = b',"crc":"'
 END_FORM = _BEGIN + b'%08x"}\n'
 """What a line ends with, given the CRC-32 of what stands before."""
+LINE_FORM = b"%b" + END_FORM
+"""A line, given what stands before its end and the CRC-32 of that."""
 _END_BYTES = len(END_FORM % 0)
 MISMATCH = (
     "the checksum does not fit: this line was changed after it was written; look at the disk, "
@@ -35,7 +37,7 @@ def summed(line: bytes) -> bytes:
         line: a JSON object with at least one key, no space at its end, and LF.
     """
     start = line[:-2]
-    return start + END_FORM % crc32(start)
+    return LINE_FORM % (start, crc32(start))
 
 
 def fits(line: bytes) -> bool:

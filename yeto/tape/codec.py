@@ -33,7 +33,8 @@ from yeto.core.events import EVENTS, Event
 from yeto.core.later import later_fields
 from yeto.errors import TapeError
 from yeto.tape.checksum import MISMATCH, SUMMED_FROM, has_some_sum, summed, without_sum
-from yeto.tape.quick import DecisionEnvelope, read_line, write_line
+from yeto.tape.mirror import DecisionEnvelope
+from yeto.tape.quick import read_line, write_line
 from yeto.tape.records import FORMAT_VERSION, HEADER_KIND, Header, Record
 from yeto.tape.rules import RULES, UPCASTS
 
@@ -270,8 +271,7 @@ def encode(*, seq: int, at: float, body: Body, because: int | None = None) -> by
     """
     line = write_line(seq, at, because, body)
     if line is None:
-        line = _encode_thoroughly(seq, at, because, body)
-    line = summed(line)
+        line = summed(_encode_thoroughly(seq, at, because, body))
     if len(line) > LINE_BYTES_MAX:
         raise TapeError(f"record {seq} ({_kind_of(body)}) is longer than {LINE_BYTES_MAX} bytes")
     return line

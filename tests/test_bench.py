@@ -8,6 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
+pytestmark = pytest.mark.begins_early
+
 FIGURES = {
     "core": {
         "events_per_second",

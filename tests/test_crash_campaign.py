@@ -19,6 +19,8 @@ from crashing.calls import Call, Fault, read_calls  # noqa: E402
 from crashing.judge import check_files, check_pushes, check_seen, tell  # noqa: E402
 from crashing.plan import parse_point, points_of, thinned, twice  # noqa: E402
 
+pytestmark = pytest.mark.begins_early
+
 TAPE = ROOT / "fixtures" / "tapes" / "two-learners-v1.jsonl"
 
 

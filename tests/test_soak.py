@@ -21,6 +21,8 @@ from breaking import Broken  # noqa: E402
 from soaking import run  # noqa: E402
 from soaking.watch import MIB, TapeWatch, check_memory  # noqa: E402
 
+pytestmark = pytest.mark.begins_early
+
 SHORT = ["--learners", "4", "--kill-every", "0.4", "--stop-every", "1.5"]
 
 

@@ -26,7 +26,7 @@ SECONDS_MAX = 240
 
 UNTAGGED = Path(__file__).parents[2] / "fixtures" / "templates" / "untagged.jinja"
 
-pytestmark = pytest.mark.timeout(2 * SECONDS_MAX)
+pytestmark = [pytest.mark.begins_early, pytest.mark.timeout(2 * SECONDS_MAX)]
 
 
 def words_of(fixtures, run_dir, **flags):

@@ -16,6 +16,7 @@ from yeto.text.task import build_task
 
 # Of the compiler's own making.
 pytestmark = [
+    pytest.mark.begins_early,
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning"),
 ]

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from yeto.errors import ConfigError
 from yeto.learner.ranks import Ranks
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.begins_early, pytest.mark.timeout(900)]
 
 SHARDS = ("ddp", "fsdp")
 ISLANDS = ((1, "ddp"), (2, "ddp"), (2, "fsdp"))
@@ -292,15 +292,16 @@ def test_a_killed_head_ends_its_island(fleet, template):
     assert run.said(0).splitlines()[-1] == message
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_torchrun_starts_an_island_that_stops_with_it(fixtures, tmp_path, number):
+# Ctrl-C at a terminal reaches the tokenizing workers of the ranks, too.
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, 1), (signal.SIGKILL, 0)])
+def test_torchrun_starts_an_island_that_stops_with_it(fixtures, tmp_path, number, workers):
     log, out = tmp_path / "log.jsonl", tmp_path / "out"
     launcher = subprocess.Popen(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"),
             *("-m", "yeto", "run", "--role", "learner", "--syncer=none", "--max-local-steps=1000000"),
             *(f"--model={fixtures / 'tiny-llama'}", f"--data={fixtures / 'chat' / 'train.jsonl'}"),
-            *("--seq-len=64", "--micro-batch-size=1", "--stream-workers=1", "--device=cpu"),
+            *("--seq-len=64", "--micro-batch-size=1", f"--stream-workers={workers}", "--device=cpu"),
             *(f"--output-dir={out}", f"--log-jsonl={log}"),
         ],
         env=os.environ | {"OMP_NUM_THREADS": "1"},

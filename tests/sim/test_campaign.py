@@ -13,6 +13,8 @@ from yeto.sim.client import Client
 from yeto.sim.tape import SimTape
 from yeto.tape import Past, PastFold
 
+pytestmark = pytest.mark.begins_early
+
 PARTS = 6
 happened = Counter()
 """What the parts that ran in this process have met."""

@@ -14,7 +14,7 @@ from yeto.tape import FORMAT_VERSION
 from yeto.view.report import read_data, write_page
 from yeto.view.units import size
 
-pytestmark = needs_browser
+pytestmark = [pytest.mark.begins_early, needs_browser]
 
 DESK = {"width": 1280, "height": 800}
 TELEPHONE = {"width": 360, "height": 800}

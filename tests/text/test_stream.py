@@ -1,5 +1,6 @@
 import hashlib
 import json
+import os
 import pickle
 import re
 import signal
@@ -7,7 +8,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
-from collections import Counter
+from collections import Counter, deque
 from itertools import islice, product
 
 import psutil
@@ -18,11 +19,29 @@ from text_helpers import chat
 from yeto.errors import ConfigError, DataError
 from yeto.text import rows as rows_module
 from yeto.text.config import TextConfig
-from yeto.text.loader import BlockLoader, LoaderState, data_seed, open_stream
+from yeto.text.loader import (
+    BlockLoader,
+    LoaderState,
+    _in_turns,
+    _Item,
+    _messages,
+    _share_cores,
+    data_seed,
+    open_stream,
+)
 from yeto.text.masks import Encoded
-from yeto.text.packing import Packer
+from yeto.text.packing import Block, Packer, PackingCounts
 from yeto.text.rows import Cursor, Row, TableSource, open_source
-from yeto.text.stream import Position, RowEncoder, Share, share_of, stream_blocks
+from yeto.text.stream import (
+    ENCODE_ROWS,
+    ENCODE_TOKENS,
+    Position,
+    Produced,
+    RowEncoder,
+    Share,
+    share_of,
+    stream_blocks,
+)
 from yeto.text.task import build_task
 from yeto.text.tokenizer import load_tokenizer
 
@@ -250,6 +269,23 @@ def test_the_first_block_needs_few_rows():
     assert source.read <= 16
 
 
+@pytest.mark.parametrize(("length", "most"), [(10, ENCODE_ROWS), (1000, ENCODE_TOKENS // 1000), (50_000, 1)])
+def test_long_rows_are_tokenized_a_few_at_a_time(length, most):
+    together = []
+
+    def noted(rows):
+        together.append(len(rows))
+        return [Encoded.of([1] * length, [1] * length)] * len(rows)
+
+    packer = Packer(64, documents=True, windows=True)
+    produced = stream_blocks(Numbers(2000), Share(), noted, packer, seed=0, shuffle_buffer=1024)
+    for one in produced:
+        if one.position.epoch > 0 or len(together) > 40:
+            break
+    assert together[0] == 4
+    assert max(together[1:]) == max(most, 1)
+
+
 def test_an_epoch_without_a_block_or_a_target_ends_the_stream():
     def silent(rows):
         return [Encoded.of([1] * 9, [0] * 9)] * len(rows)
@@ -317,6 +353,71 @@ def test_worker_processes_take_turns_and_go_on(config):
     iterator.close()
     assert state.turn == 1
     assert blocks(config, 6, state) == expected[7:]
+
+
+def items(stream, count, *, ends):
+    """Make a stream's items, each known by its number of rows; the last one ends it or is a block."""
+    for number in range(count):
+        last = ends and number == count - 1
+        block = None if last else Block(ids=None, weights=None, positions=None)
+        counts = PackingCounts(rows=number)
+        yield _Item(stream=stream, produced=Produced(block=block, position=Position(), counts=counts))
+
+
+def taken_in_turn(streams, turn):
+    """Put items into messages, send those as the loader does, and give them out in turn."""
+    waiting = deque((number, _messages(some, 8)) for number, some in enumerate(streams))
+    waiting.rotate(-turn)
+    sent = []
+    while waiting:
+        number, messages = waiting.popleft()
+        if message := next(messages, None):
+            sent.append(message)
+            waiting.append((number, messages))
+    return [(one.stream, one.produced.counts.rows) for one in _in_turns(iter(sent), len(streams), turn)]
+
+
+@pytest.mark.parametrize("turn", [0, 1, 2])
+def test_streams_take_turns_until_each_has_ended(turn):
+    lengths = (5, 1, 40)
+    given = taken_in_turn([items(stream, count, ends=True) for stream, count in enumerate(lengths)], turn)
+    order = [(turn + place) % 3 for place in range(3)]
+    assert given == [(stream, number) for number in range(40) for stream in order if number < lengths[stream]]
+
+
+def test_messages_grow_from_one_block_to_a_limit_and_hold_a_failure_last():
+    def failing():
+        yield from items(0, 20, ends=False)
+        yield _Item(stream=0, failure="bad row")
+
+    messages = list(_messages(failing(), 8))
+    assert [len(message) for message in messages] == [1, 2, 4, 8, 6]
+    assert [one.is_last for message in messages for one in message] == [False] * 20 + [True]
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "before", "after"),
+    [
+        (8, 2, {}, {"RAYON_NUM_THREADS": "4"}),
+        (2, 2, {}, {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}),
+        (2, 3, {}, {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}),
+        (8, 2, {"RAYON_NUM_THREADS": "3"}, {"RAYON_NUM_THREADS": "3"}),
+        (
+            2,
+            2,
+            {"TOKENIZERS_PARALLELISM": "true"},
+            {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "true"},
+        ),
+    ],
+)
+def test_tokenizers_of_workers_share_the_cores_unless_told_otherwise(
+    monkeypatch, cores, workers, before, after
+):
+    environment = dict(before)
+    monkeypatch.setattr(os, "environ", environment)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    _share_cores(workers)
+    assert environment == after
 
 
 def test_a_failing_worker_says_only_what_is_wrong(config, write_rows):

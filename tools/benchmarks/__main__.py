@@ -158,7 +158,7 @@ def _data(
 
     return benchmark.measure(
         repeats=_pick(repeats, quick, 2, 5),
-        rows=_pick(rows, quick, 200, 3_000),
+        rows=_pick(rows, quick, 200, 9_000),
         small=(1 if quick else 10) * MIB,
         large=_pick(mib, quick, 4, 1_000) * MIB,
         model=model,

@@ -183,10 +183,12 @@ class _Workers:
     """A loader whose workers stand still while nobody takes their blocks."""
 
     def __init__(self, config: Any, tokenizer: Any, blocks: int) -> None:
-        from yeto.text.loader import PREFETCH_BLOCKS, BlockLoader
+        from yeto.text.loader import PREFETCH_MESSAGES, BlockLoader
+        from yeto.text.stream import ENCODE_TOKENS
 
         self._iterator = iter(BlockLoader(config, tokenizer))
-        self._ready = (PREFETCH_BLOCKS + 1) * config.stream_workers
+        # Besides the messages that wait, one is being filled from rows that are tokenized already.
+        self._ready = (PREFETCH_MESSAGES + 2) * (ENCODE_TOKENS // SEQ_LEN) * config.stream_workers
         self._blocks = blocks
 
     def __enter__(self) -> _Workers:

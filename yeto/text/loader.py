@@ -4,6 +4,9 @@ All three give the blocks of :func:`yeto.text.stream.stream_blocks` in an order 
 alone, never on speed: with several workers, one block of each in turn. Each has a bounded number of finished
 blocks waiting, so a slow consumer stops the producers.
 
+A message from one process to another costs the same whatever it holds, so workers send several blocks with
+one, and enough of them may wait that a worker need not stop while the other one is in its tokenizer.
+
 Worker processes come from a fork server, not from a fork: this process has threads and perhaps a CUDA
 context, and neither survives a fork.
 """
@@ -17,6 +20,7 @@ import os
 import queue
 import signal
 import threading
+from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 from multiprocessing import forkserver, resource_tracker
@@ -33,6 +37,7 @@ from yeto.text.packing import Block, PackingCounts
 from yeto.text.rows import Cursor, Row, open_source
 from yeto.text.stream import (
     ENCODE_ROWS,
+    ENCODE_TOKENS,
     Position,
     Produced,
     Share,
@@ -47,7 +52,9 @@ from yeto.text.tokenizer import load_tokenizer
 logger = logging.getLogger(__name__)
 
 PREFETCH_BLOCKS = 4
-"""Finished blocks that wait per worker: enough to hide one slow row, little beside a model."""
+"""Finished blocks that wait for a thread's consumer: enough to hide one slow row, little beside a model."""
+PREFETCH_MESSAGES = 4
+"""Messages that wait per worker, each with the blocks of about one call of the tokenizer."""
 
 
 @frozen(kw_only=True)
@@ -65,6 +72,15 @@ class _Item:
     stream: int
     produced: Produced | None = None
     failure: str | None = field(default=None)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether its stream gives nothing behind it."""
+        return self.produced is None or self.produced.block is None
+
+
+_Message = tuple[_Item, ...]
+"""Items of one stream, in order."""
 
 
 class BlockLoader:
@@ -148,7 +164,7 @@ class BlockLoader:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
         _start_fork_server()
-        yield from DataLoader(
+        messages = DataLoader(
             # Tokenizers whose code came with the model cannot be sent to another process.
             _StreamDataset(
                 self._config, None if self._config.trust_remote_code else self._tokenizer, self._state
@@ -156,11 +172,12 @@ class BlockLoader:
             batch_size=None,
             num_workers=self._config.stream_workers,
             collate_fn=_untouched,
-            prefetch_factor=PREFETCH_BLOCKS,
+            prefetch_factor=PREFETCH_MESSAGES,
             multiprocessing_context=context,
             # Its own generator: the loader draws a seed, and training's random state is not its to use.
             generator=torch.Generator(),
         )
+        yield from _in_turns(iter(messages), self._config.stream_workers, self._state.turn)
 
 
 def open_stream(
@@ -230,7 +247,7 @@ def _with_progress(rows: Iterator[Row]) -> Iterator[Row]:
         yield from progress.track(rows)
 
 
-class _StreamDataset(IterableDataset[_Item]):
+class _StreamDataset(IterableDataset[_Message]):
     """What a worker process runs: the share of its process, cut once more by worker."""
 
     def __init__(self, config: TextConfig, tokenizer: Any, state: LoaderState) -> None:
@@ -238,14 +255,18 @@ class _StreamDataset(IterableDataset[_Item]):
         self._tokenizer = tokenizer
         self._state = state
 
-    def __iter__(self) -> Iterator[_Item]:
+    def __iter__(self) -> Iterator[_Message]:
         info = get_worker_info()
         assert info is not None, "only worker processes iterate this"
         for ending in (_end_with_trainer, _end_when_asked):
             threading.Thread(target=ending, daemon=True).start()
+        _share_cores(info.num_workers)
         # The loader asks worker 0 first, so the stream whose turn it is must be worker 0's.
         stream = (info.id + self._state.turn) % info.num_workers
-        share = share_of(self._config).part(stream, info.num_workers)
+        return _messages(self._items(stream, info.num_workers), max(1, ENCODE_TOKENS // self._config.seq_len))
+
+    def _items(self, stream: int, streams: int) -> Iterator[_Item]:
+        share = share_of(self._config).part(stream, streams)
         try:
             tokenizer = load_tokenizer(self._config) if self._tokenizer is None else self._tokenizer
             # What is loaded by now stays; the collector need not look at it again for every few rows.
@@ -255,6 +276,51 @@ class _StreamDataset(IterableDataset[_Item]):
         except YetoError as error:
             # As words: an exception would arrive wrapped in the worker's traceback.
             yield _Item(stream=stream, failure=str(error))
+
+
+def _share_cores(workers: int) -> None:
+    """Leave the other worker processes their cores; the tokenizer would start a thread for each there is.
+
+    Both variables are read when a tokenizer first has several rows; who set them has decided otherwise.
+    """
+    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
+    if threads == 1:
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def _messages(items: Iterator[_Item], most: int) -> Iterator[_Message]:
+    """Put items together, one at first, for the first block's sake, then twice as many up to ``most``.
+
+    Every stream counts alike, so that none has to wait while another's message is filled.
+    """
+    size = 1
+    while message := tuple(islice(items, size)):
+        yield message
+        size = min(2 * size, most)
+
+
+def _in_turns(messages: Iterator[_Message], streams: int, turn: int) -> Iterator[_Item]:
+    """Give out one item of each stream in turn, as long as a stream has one.
+
+    Args:
+        messages: of all streams, a message of each in turn.
+        streams: how many there are.
+        turn: the stream that begins.
+    """
+    waiting: list[deque[_Item]] = [deque() for _ in range(streams)]
+    alive = deque((turn + place) % streams for place in range(streams))
+    while alive:
+        ready = waiting[alive[0]]
+        while not ready:
+            message = next(messages)
+            waiting[message[0].stream].extend(message)
+        item = ready.popleft()
+        if item.is_last:
+            alive.popleft()
+        else:
+            alive.rotate(-1)
+        yield item
 
 
 def _start_fork_server() -> None:

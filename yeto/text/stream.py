@@ -31,6 +31,8 @@ from yeto.text.rows import Cursor, Row, RowSource
 FIRST_WINDOW_ROWS = 16
 ENCODE_ROWS = 256
 """Most rows tokenized by one call: enough that the call is paid for, few beside a window."""
+ENCODE_TOKENS = 1 << 14
+"""About as many tokens come of one call: long rows are tokenized a few at a time, blocks come steadily."""
 
 EncodeRows = Callable[[Sequence[Row]], list[Encoded]]
 """From rows to their tokens and weights, one for each row."""
@@ -146,6 +148,7 @@ def stream_blocks(
         DataError: a row cannot be read, understood or tokenized.
     """
     position = Position() if position is None else position
+    batches = _Batches(encode)
     packer.restore(position.carry)
     while True:
         whole_epoch = position.window == 0 and position.taken == 0 and position.skip == 0
@@ -154,7 +157,7 @@ def stream_blocks(
         while window := list(islice(rows, _window_rows(position.window, shuffle_buffer))):
             order = np.random.default_rng([seed, position.epoch, position.window]).permutation(len(window))
             skip = position.skip
-            for place, row in _encoded(encode, window, order.tolist(), position.taken):
+            for place, row in batches.encoded(window, order.tolist(), position.taken):
                 carry = packer.carry
                 blocks = packer.add(row)
                 for number in range(skip, len(blocks)):
@@ -186,17 +189,23 @@ def nothing_left(config: TextConfig, counts: PackingCounts) -> DataError:
     )
 
 
-def _encoded(
-    encode: EncodeRows, window: list[Row], order: list[int], taken: int
-) -> Iterator[tuple[int, Encoded]]:
-    """Yield the rows of a permuted window with their places, a part of the window tokenized at a time.
+class _Batches:
+    """Rows of permuted windows, tokenized some at a time: few at first, for the first block's sake."""
 
-    Small parts of small windows, for the first block's sake.
-    """
-    together = min(ENCODE_ROWS, max(1, len(window) // 4))
-    for start in range(taken, len(window), together):
-        rows = [window[place] for place in order[start : start + together]]
-        yield from enumerate(encode(rows), start=start)
+    def __init__(self, encode: EncodeRows) -> None:
+        self._encode = encode
+        self._together = FIRST_WINDOW_ROWS // 4
+
+    def encoded(self, window: list[Row], order: list[int], taken: int) -> Iterator[tuple[int, Encoded]]:
+        """Yield a window's rows in their order, with their places, from place ``taken`` on."""
+        while taken < len(window):
+            rows = [window[place] for place in order[taken : taken + self._together]]
+            encoded = self._encode(rows)
+            yield from enumerate(encoded, start=taken)
+            taken += len(rows)
+            tokens = sum(len(one.ids) for one in encoded)
+            enough = len(rows) * ENCODE_TOKENS // max(1, tokens)
+            self._together = max(1, min(enough, 2 * self._together, ENCODE_ROWS))
 
 
 def _window_rows(window: int, shuffle_buffer: int) -> int:

@@ -10,6 +10,8 @@ from typing import Any
 
 from attrs import frozen
 
+from comparing.processes import RunFailed
+
 CURVE_POINTS = 64
 """Points of a loss curve that are kept: more than a plot of many arms can show apart."""
 
@@ -39,13 +41,13 @@ def read_logs(paths: Sequence[Path]) -> Trained:
     """Return what the logs of all learners of a run say together.
 
     Raises:
-        ValueError: the learners took different numbers of steps, or none.
+        RunFailed: the learners took different numbers of steps, or none.
     """
     logs = [list(_records(path)) for path in paths]
     steps = [[record for record in log if record["kind"] == "step"] for log in logs]
     counts = [len(log) for log in steps]
     if min(counts) != max(counts) or not counts[0]:
-        raise ValueError(f"the learners took {', '.join(map(str, counts))} steps")
+        raise RunFailed(f"the learners took {', '.join(map(str, counts))} steps")
     together = [
         (
             sum(record["targets"] for record in same),

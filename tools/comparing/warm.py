@@ -14,10 +14,14 @@ from yeto.cli.quiet import silence_libraries
 
 silence_libraries()
 
+import yeto.cli.main  # noqa: E402
+import yeto.cli.run_learner  # noqa: E402
+import yeto.cli.run_syncer  # noqa: E402
 import yeto.learner.app  # noqa: E402
 import yeto.syncer.app  # noqa: E402
 import yeto.text.evaluate  # noqa: E402
-import yeto.text.export  # noqa: E402, F401
+import yeto.text.export  # noqa: E402
+import yeto.text.task  # noqa: E402, F401
 from comparing.processes import MODEL  # noqa: E402
 
 

@@ -42,6 +42,18 @@ async def test_run_to_the_final_cut(tmp_path, dtype, num_streams, mode):
     commits = bodies(config.event_tape, de.RoundCommitted)
     assert [commit.step for commit in commits] == [1, 2, 3, 4, 5, 6]
     assert bodies(config.event_tape, de.CheckpointOrdered)[-1].step == 6
+    merged = {fact.step: fact for fact in bodies(config.event_tape, ev.MergeFinished)}
+    applied = {fact.step: fact for fact in bodies(config.event_tape, ev.OuterStepApplied)}
+    for commit in commits:
+        assert commit.delta_cosine == merged[commit.step].delta_cosine
+        assert commit.norm_ratio == merged[commit.step].norm_ratio
+        assert commit.offset_ratio == applied[commit.step].offset_ratio
+        assert -1 <= commit.delta_cosine <= 1
+        assert commit.norm_ratio > 0
+    # The sweep publishes the learners' average as it is; before it, momentum goes ahead of them.
+    offsets = [commit.offset_ratio for commit in commits]
+    assert offsets[-3:] == pytest.approx([0.0] * 3, abs=1e-5)
+    assert min(offsets[:3]) > 0.1
 
 
 async def test_merge_is_what_the_deltas_say(tmp_path):
@@ -55,6 +67,8 @@ async def test_merge_is_what_the_deltas_say(tmp_path):
     ]
     async with running(config, *learners) as run:
         assert await run.end() == 0
+    (commit,) = bodies(config.event_tape, de.RoundCommitted)
+    assert (commit.delta_cosine, commit.norm_ratio, commit.offset_ratio) == pytest.approx((1, 1, 0), abs=1e-6)
     expected = initial_values(layout)[0] + np.float32(0.375)
     np.testing.assert_allclose(learners[1].final[0], expected, rtol=1e-6)
 

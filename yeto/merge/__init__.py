@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from yeto.core import learner_weight
+    from yeto.merge.agreement import Agreement, measure_agreement
     from yeto.merge.correction import correct_delta
     from yeto.merge.fragment import PushFacts, PushInput, examine_push, merge_fragment
     from yeto.merge.iso import isotropic
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from yeto.merge.reduction import average, radial_directional_average
 
 _HOME = {
+    "Agreement": "yeto.merge.agreement",
     "MergedGradient": "yeto.merge.outer",
     "OuterResult": "yeto.merge.outer",
     "PushFacts": "yeto.merge.fragment",
@@ -44,6 +46,7 @@ _HOME = {
     "is_finite": "yeto.merge.passes",
     "isotropic": "yeto.merge.iso",
     "learner_weight": "yeto.core",
+    "measure_agreement": "yeto.merge.agreement",
     "merge_fragment": "yeto.merge.fragment",
     "outer_step": "yeto.merge.outer",
     "radial_directional_average": "yeto.merge.reduction",
@@ -51,6 +54,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Agreement",
     "MergedGradient",
     "OuterResult",
     "PushFacts",
@@ -65,6 +69,7 @@ __all__ = [
     "is_finite",
     "isotropic",
     "learner_weight",
+    "measure_agreement",
     "merge_fragment",
     "outer_step",
     "radial_directional_average",

@@ -48,6 +48,14 @@ class MergedGradient:
         accumulate([of_tensor(elements)], [[factor] for factor in self._factors], copy, self._cut)
         return copy
 
+    def peek(self) -> tuple[Tensor, tuple[float, ...]]:
+        """Return the elements and what those of each tensor are still to be multiplied by; to read only.
+
+        Raises:
+            MergeError: a commit has used them up.
+        """
+        return self._available(), self._factors
+
     def take(self) -> tuple[Tensor, tuple[float, ...], Plan]:
         """Hand over the memory, for good: the elements, each tensor's factor, and where tensors begin."""
         elements = self._available()

@@ -29,12 +29,14 @@ from yeto.core.values import Member
 from yeto.errors import MergeError, SvdPoolError
 from yeto.link import new_buffer
 from yeto.merge import (
+    Agreement,
     MergedGradient,
     PushFacts,
     PushInput,
     commit_fragment,
     compile_kernels,
     examine_push,
+    measure_agreement,
     merge_fragment,
 )
 from yeto.state import FragmentVersion
@@ -71,6 +73,8 @@ class _Attempt:
     number: int
     pushes: dict[Member, _Push] = field(factory=dict)
     gradient: MergedGradient | None = None
+    agreement: Agreement | None = None
+    """What the merge told of its learners; the commit adds how far it went ahead of them."""
     result: FragmentVersion | None = None
     encoded: memoryview | None = None
     """The result as it is broadcast, if the outer step made that on its way."""
@@ -293,6 +297,15 @@ class Rounds:
         momentum = self._session.store.current(order.fragment).momentum
         try:
             merged = await self._reduce(inputs, layout, momentum, plain_average=order.plain_average)
+            agreement = await trio.to_thread.run_sync(
+                measure_agreement,
+                inputs,
+                layout,
+                momentum,
+                merged,
+                limiter=self._heavy,
+                abandon_on_cancel=True,
+            )
         except (MergeError, SvdPoolError) as error:
             await self._facts.tell(
                 MergeFailed(at=UNSTAMPED, step=order.step, attempt=order.attempt, message=str(error))
@@ -300,7 +313,7 @@ class Rounds:
             return
         if attempt.ended:
             return
-        attempt.gradient = merged
+        attempt.gradient, attempt.agreement = merged, agreement
         attempt.pushes.clear()
         if attempt.recorded is not None:
             assert self._recorder is not None
@@ -316,6 +329,8 @@ class Rounds:
                 gradient_norm=merged.norm,
                 corrected=tuple(order.responders[index].learner for index in merged.corrected),
                 seconds=round(trio.current_time() - began, 6),
+                delta_cosine=None if agreement is None else agreement.delta_cosine,
+                norm_ratio=None if agreement is None else agreement.norm_ratio,
             )
         )
 
@@ -334,7 +349,7 @@ class Rounds:
     async def _commit(self, attempt: _Attempt, order: CommitOrdered) -> None:
         began = trio.current_time()
         base = self._session.store.current(order.fragment)
-        encoded = None
+        encoded = offset_ratio = None
         if order.no_op:
             if attempt.recorded is not None:
                 await attempt.recorded.wait()
@@ -364,6 +379,8 @@ class Rounds:
                 limiter=self._heavy,
             )
             finite, encoded = result.finite, result.encoded
+            if attempt.agreement is not None:
+                offset_ratio = attempt.agreement.offset_ratio(lr=order.lr, mu=order.momentum)
             version = FragmentVersion(
                 fragment=order.fragment,
                 version=order.step,
@@ -383,5 +400,6 @@ class Rounds:
                 params_digest=version.params_digest if finite else None,
                 momentum_digest=version.momentum_digest if finite else None,
                 seconds=round(trio.current_time() - began, 6),
+                offset_ratio=offset_ratio if finite else None,
             )
         )

@@ -206,6 +206,8 @@ class Orders:
                 "gradient_norm": self._rng.uniform(0.5, 2.0) if finite else None,
                 "corrected": corrected,
                 "seconds": self._syncer.spec.merge_seconds,
+                "delta_cosine": None,  # there are no tensors here to compare
+                "norm_ratio": None,
             },
         )
 
@@ -232,6 +234,7 @@ class Orders:
                 "params_digest": digest if finite else None,
                 "momentum_digest": digest if finite else None,
                 "seconds": self._syncer.spec.outer_seconds,
+                "offset_ratio": None,
             },
         )
 

@@ -66,7 +66,7 @@ def test_a_tape_that_is_not_there_is_an_error_once_and_waited_for_else(tmp_path,
         # It appears at once as a whole; what it shows of one that grows is tested below.
         record(tmp_path / "whole.jsonl")
         (tmp_path / "whole.jsonl").replace(path)
-        out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     assert json.loads(out.splitlines()[-1])["step"] == 6
 
@@ -99,7 +99,7 @@ def test_ctrl_c_ends_the_looking_quietly(tmp_path):
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline().startswith("round 0/6")
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=200)
     assert (process.returncode, out, err) == (0, "", "")
     run.close()
 
@@ -123,7 +123,7 @@ def test_a_terminal_is_redrawn_and_keeps_to_its_width(tape):
             break
         printed += chunk
     os.close(leader)
-    assert process.wait(timeout=100) == 0, process.stderr.read()
+    assert process.wait(timeout=200) == 0, process.stderr.read()
     process.stderr.close()
     text = printed.decode()
     assert "\x1b[" in text

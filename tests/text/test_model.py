@@ -380,7 +380,7 @@ def test_a_model_that_cannot_load_is_refused_without_loading_it(tiny, tmp_path, 
 
 def test_looking_at_a_model_loads_no_torch():
     code = "import sys, yeto.text.identity; assert 'torch' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
 
 

@@ -4,7 +4,8 @@ Ours reads JSONL, understands the rows, renders the template, tokenizes, proves 
 do a part of that, in one batch: the tokenizer on texts that were rendered beforehand, and the tokenizer's
 template call, which renders, tokenizes and makes the mask that nobody checks. Once in one process, counted in
 CPU seconds of all its threads; once as a run does it, with worker processes beside the tokenizer's own
-threads, on as many cores, by the wall.
+threads, on as many cores: by the wall, and in the CPU seconds of all processes, which tell what the job costs
+from what is left idle.
 
 The files of different lengths are written for the occasion. The long one is read whole by a learner whose
 share of it is as large as the short one.
@@ -21,8 +22,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import psutil
+
 from benchmarks.figures import Figure, Report, Target, figure_of
 from benchmarks.timing import (
+    Spent,
     cpu_clock,
     in_child,
     peak_bytes,
@@ -30,6 +34,7 @@ from benchmarks.timing import (
     reset_peak,
     settle_memory,
     take_turns,
+    timed,
     wall_clock,
 )
 
@@ -157,20 +162,28 @@ def _speeds(model: Path, data: Path, repeats: int) -> Iterator[Figure]:
             target=BESIDE if key == "core_beside_template" else None,
         )
     with _Workers(config, tokenizer, blocks) as workers:
-        ours, texts_only, same_job = workers.beside(repeats, alone, template_call)
-    for key, peer, seconds in (
-        ("workers_beside_texts", "tokenizer, texts", texts_only),
-        ("workers_beside_template", "template call", same_job),
+        spent, texts_spent, same_spent = workers.beside(repeats, alone, template_call)
+    for key, peer, peers_spent in (
+        ("workers_beside_texts", "tokenizer, texts", texts_spent),
+        ("workers_beside_template", "template call", same_spent),
     ):
         yield figure_of(
             f"{key}_tokens_per_second",
             f"{_cores()} workers, wall",
             "tokens/s",
-            rates(once, ours),
+            rates(once, [one.wall for one in spent]),
             peer=peer,
-            peer_values=rates(tokens, seconds),
+            peer_values=rates(tokens, [one.wall for one in peers_spent]),
             target=BESIDE,
         )
+    yield figure_of(
+        "workers_cpu_beside_texts_tokens_per_second",
+        f"{_cores()} workers, CPU of all processes",
+        "tokens/s",
+        rates(once, [one.cpu for one in spent]),
+        peer="tokenizer, texts",
+        peer_values=rates(tokens, [one.cpu for one in texts_spent]),
+    )
 
 
 def _messages(row: dict[str, Any]) -> Any:
@@ -202,36 +215,33 @@ class _Workers:
         for _ in range(blocks):
             next(self._iterator)
 
-    def beside(self, repeats: int, *peers: Callable[[], object]) -> tuple[list[float], ...]:
-        """Time blocks and peers in turn, by the wall; return the seconds of each."""
+    def beside(self, repeats: int, *peers: Callable[[], object]) -> tuple[list[Spent], ...]:
+        """Take blocks and run the peers in turn; return what each took, of all processes."""
         settle_memory()
-        seconds: tuple[list[float], ...] = tuple([] for _ in range(1 + len(peers)))
+        spent: tuple[list[Spent], ...] = tuple([] for _ in range(1 + len(peers)))
         for _ in range(repeats):
             # What waited while the peers had their turn was made at their expense, so it is not counted.
             self._take(self._ready)
-            began = wall_clock()
-            self._take(self._blocks)
-            seconds[0].append(wall_clock() - began)
+            spent[0].append(self._spent_on(partial(self._take, self._blocks)))
             self._come_to_rest()
             for place, peer in enumerate(peers, start=1):
-                began = wall_clock()
-                peer()
-                seconds[place].append(wall_clock() - began)
-        return seconds
+                spent[place].append(self._spent_on(peer))
+        return spent
+
+    def _spent_on(self, work: Callable[[], object]) -> Spent:
+        family, (_, here) = self._cpu_of_workers(), timed(work)
+        return Spent(here.cpu + self._cpu_of_workers() - family, here.wall)
 
     def _come_to_rest(self) -> None:
         """Wait until the workers have nothing to do: their CPU seconds stand still."""
-        import psutil
-
-        family = psutil.Process().children(recursive=True)
-
-        def spent() -> float:
-            return sum(sum(process.cpu_times()[:2]) for process in family)
-
         before = -1.0
-        while (now := spent()) > before:
+        while (now := self._cpu_of_workers()) > before:
             before = now
-            psutil.wait_procs(family, timeout=0.25)
+            psutil.wait_procs(psutil.Process().children(), timeout=0.25)
+
+    def _cpu_of_workers(self) -> float:
+        family = psutil.Process().children(recursive=True)
+        return sum(sum(process.cpu_times()[:2]) for process in family)
 
 
 def _first_block(model: Path, files: list[Path], repeats: int) -> Figure:

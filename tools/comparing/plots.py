@@ -36,7 +36,7 @@ def _losses(lines: list[dict[str, Any]], path: Path) -> Path:
         axes.plot([line["percent"]], [row], "|", color="black", markersize=14, markeredgewidth=2)
     axes.axvline(0.0, color="gray", linewidth=1)
     axes.set_yticks(range(len(lines)), [line["name"] for line in lines])
-    axes.invert_yaxis()
+    axes.set_ylim(len(lines) - 0.5, -0.5)
     axes.set_xlabel("held-out loss over the synchronous group, % (a dot for each seed, a bar for the mean)")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
@@ -53,13 +53,16 @@ def _curves(lines: list[dict[str, Any]], results: Sequence[Result], path: Path) 
         curve = _mean_curve([result for result in results if result.name == name])
         if not curve:
             continue
-        style = {"color": "black", "linewidth": 2} if name.startswith("baseline") else {"linewidth": 1}
         # Colours come again after ten; a line of another kind tells them apart.
-        style["linestyle"] = "-" if name.startswith("baseline") else ("-", "--", ":")[number // 10 % 3]
+        style: dict[str, Any] = {"linewidth": 1, "linestyle": ("-", "--", ":")[number // 10 % 3]}
+        if name.startswith("baseline"):
+            style = {"linewidth": 2, "color": "black"}
         axes.plot(*zip(*curve, strict=True), label=name, **style)
     axes.set_xlabel("raw tokens, all devices together")
     axes.set_ylabel("training loss per target token")
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
     axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -160,7 +160,7 @@ def _slow_down(factor: float) -> None:
         time.sleep((factor - 1.0) * (time.monotonic() - began))
         return result
 
-    InnerLoop.step = slower  # type: ignore[method-assign]
+    InnerLoop.step = slower  # type: ignore[method-assign, assignment]
 
 
 def _started(log: Path, target: Callable[..., None], args: tuple[Any, ...]) -> Any:

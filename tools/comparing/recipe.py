@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any, get_type_hints
 
 import attrs
@@ -44,7 +43,7 @@ class Recipe:
         flags = {
             item.name: getattr(self.flags, item.name)
             for item in attrs.fields(LearnerFlags)
-            if getattr(self.flags, item.name) != item.default
+            if item.name != "syncer" and getattr(self.flags, item.name) != item.default
         }
         return {"token_budget": self.token_budget, **{name: _plain(value) for name, value in flags.items()}}
 
@@ -134,7 +133,7 @@ def words(flags: LearnerFlags | SyncerFlags) -> tuple[str, ...]:
 
 def _typed(flags: type[Any], texts: Mapping[str, str], name: str) -> dict[str, Any]:
     """Return flags as a command line would give them: fields and values."""
-    hints, values = _hints(flags), {}
+    hints, values = _HINTS[flags], {}
     for flag, text in texts.items():
         field = flag.replace("-", "_")
         try:
@@ -144,9 +143,7 @@ def _typed(flags: type[Any], texts: Mapping[str, str], name: str) -> dict[str, A
     return values
 
 
-@cache
-def _hints(flags: type[Any]) -> dict[str, Any]:
-    return get_type_hints(flags)
+_HINTS = {flags: get_type_hints(flags) for flags in (LearnerFlags, SyncerFlags)}
 
 
 def _plain(value: Any) -> Any:

@@ -150,8 +150,10 @@ def changed(arm: Arm, changes: Iterable[str]) -> Arm:
         flag = SHORT.get(key, key)
         if not equals or not value:
             raise ConfigError(f"{arm.name}: {change!r} must be KEY=VALUE")
-        if key in ("M", "G"):
-            arm = evolve(arm, **{"learners" if key == "M" else "ranks": _whole(change, value)})
+        if key == "M":
+            arm = evolve(arm, learners=_whole(change, value))
+        elif key == "G":
+            arm = evolve(arm, ranks=_whole(change, value))
         elif key == "slow":
             arm = evolve(arm, slow=_factor(change, value))
         elif flag in EXCHANGE:

@@ -128,7 +128,7 @@ def _line(arm: Arm, found: dict[tuple[str, int | None], Result]) -> Line:
         )
         valid.append(result)
     percents = [pair.percent for pair in pairs]
-    before = [pair.before_finish_percent for pair in pairs if pair.before_finish_percent is not None]
+    befores = [pair.before_finish_percent for pair in pairs if pair.before_finish_percent is not None]
     return Line(
         name=arm.name,
         what=arm.what,
@@ -140,7 +140,7 @@ def _line(arm: Arm, found: dict[tuple[str, int | None], Result]) -> Line:
         percent_least=min(percents, default=None),
         percent_most=max(percents, default=None),
         percent_deviation=statistics.stdev(percents) if len(percents) > 1 else None,
-        before_finish_percent=statistics.fmean(before) if before else None,
+        before_finish_percent=statistics.fmean(befores) if befores else None,
         measured=_means([_figures(result) for result in valid]),
     )
 

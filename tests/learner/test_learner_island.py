@@ -111,8 +111,9 @@ def test_ranks_that_built_different_models_do_not_train(ran):
         assert "have built different models" in text
 
 
-@pytest.mark.parametrize("shard", SHARDS)
-def test_an_island_goes_on_from_its_state_dir(template, fixtures, tmp_path, shard):
+def test_an_island_goes_on_from_its_state_dir(template, fixtures, tmp_path):
+    """By the command line; that either sharding goes on from what it saved is shown above."""
+
     def train(steps, out, *more):
         output = tmp_path / f"{out}.txt"
         pids = template.island(
@@ -121,7 +122,7 @@ def test_an_island_goes_on_from_its_state_dir(template, fixtures, tmp_path, shar
             *("run", "--role", "learner", "--syncer=none", f"--max-local-steps={steps}", "--device=cpu"),
             *(f"--model={fixtures / 'tiny-llama'}", f"--data={fixtures / 'chat' / 'train.jsonl'}"),
             *("--seq-len=64", "--micro-batch-size=1", "--stream-workers=0", "--lora-dropout=0.1"),
-            *(f"--output-dir={tmp_path / out}", f"--shard={shard}", *more),
+            *(f"--output-dir={tmp_path / out}", "--shard=fsdp", *more),
             output=output,
         )
         assert [template.code(pid) for pid in pids] == [0, 0], output.read_text()

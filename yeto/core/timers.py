@@ -92,34 +92,31 @@ def _earliest(state: State, opens: float) -> _Deadline:
     ``opens`` is when the throttle lets the next round open.
     """
     phase = state.phase
-    earliest: _Deadline = (math.inf, None, None)
+    earliest = math.inf
+    kind: type[Event] | None = None
+    whose: Round | None = None
     if phase is RUNNING or phase is STOPPING:
         for round_ in state.rounds:
             status = round_.status
             if status is GATHERING:
                 grace = round_.grace_deadline
-                if grace is not None and grace < earliest[0]:
-                    earliest = grace, GraceElapsed, round_
+                if grace is not None and grace < earliest:
+                    earliest, kind, whose = grace, GraceElapsed, round_
                 counts = round_.sweep or len(round_.answers) < round_.quorum
-                if counts and round_.deadline < earliest[0]:
-                    earliest = round_.deadline, QuorumDeadlinePassed, round_
+                if counts and round_.deadline < earliest:
+                    earliest, kind, whose = round_.deadline, QuorumDeadlinePassed, round_
             elif status is RETRY:
                 retry = round_.retry_at
-                if retry is not None and retry < earliest[0]:
-                    earliest = retry, RetryDue, round_
+                if retry is not None and retry < earliest:
+                    earliest, kind, whose = retry, RetryDue, round_
     if phase is RUNNING:
-        if opens < earliest[0] and may_open(state):
-            earliest = opens, GateOpened, None
+        if opens < earliest and may_open(state):
+            earliest, kind, whose = opens, GateOpened, None
         blind = state.blind_until
-        if (
-            blind is not None
-            and blind < earliest[0]
-            and not state.blind_over
-            and throttle_step(state) is None
-        ):
-            earliest = blind, FirstEstimateDeadlinePassed, None
-    for name, kind in _ARMED.get(phase, ()):
+        if blind is not None and blind < earliest and not state.blind_over and throttle_step(state) is None:
+            earliest, kind, whose = blind, FirstEstimateDeadlinePassed, None
+    for name, armed in _ARMED.get(phase, ()):
         at: float | None = getattr(state, name)
-        if at is not None and at < earliest[0]:
-            earliest = at, kind, None
-    return earliest
+        if at is not None and at < earliest:
+            earliest, kind, whose = at, armed, None
+    return earliest, kind, whose

@@ -7,15 +7,26 @@ stream of its own, and is the same whether or not anybody else fails.
 
 from __future__ import annotations
 
-import heapq
 import math
 import random
 from collections.abc import Callable
+from heapq import heappush
 from typing import Any
 
 INFINITY = float("inf")
 
 Deed = Callable[..., None]
+
+Planned = tuple[float, int, Deed, tuple[Any, ...]]
+"""When, in which order, and what."""
+
+
+def _nothing() -> None:
+    raise AssertionError("this never happens")
+
+
+NOTHING: Planned = (INFINITY, 0, _nothing, ())
+"""What comes next when nothing is planned."""
 
 
 class Agenda:
@@ -24,19 +35,19 @@ class Agenda:
     def __init__(self) -> None:
         """Start at 0 with nothing planned."""
         self.now = 0.0
-        self.heap: list[tuple[float, int, Deed, tuple[Any, ...]]] = []
-        """What is planned: when, in which order, what; a heap. Whoever takes from it sets ``now``."""
+        self.heap: list[Planned] = []
+        """What is planned; a heap. Whoever takes from it sets ``now``."""
         self._planned = 0
 
     def at(self, when: float, deed: Deed, *details: Any) -> None:
         """Plan a deed; one that should have happened already happens now."""
         self._planned += 1
-        heapq.heappush(self.heap, (when if when > self.now else self.now, self._planned, deed, details))
+        heappush(self.heap, (when if when > self.now else self.now, self._planned, deed, details))
 
     def after(self, seconds: float, deed: Deed, *details: Any) -> None:
         """Plan a deed for so many seconds from now."""
         self._planned += 1
-        heapq.heappush(self.heap, (self.now + seconds, self._planned, deed, details))
+        heappush(self.heap, (self.now + seconds, self._planned, deed, details))
 
 
 def chance(seed: int, concern: str) -> random.Random:

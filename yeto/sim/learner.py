@@ -64,7 +64,8 @@ class Learner:
         self._faults = world.chance(f"faults/{number}")
         self._deviates = Deviates(world.chance(f"steps/{number}"))
         self._budget = world.config.core.learner_budget_steps
-        self._save_every = spec.state_every_steps if spec.keeps_state else UNLIMITED
+        self._save_every = spec.state_every_steps if spec.keeps_state else None
+        self._tokens_per_step = spec.tokens_per_step
         self._saved: Saved | None = None
         self._client = Client(world, self)
         self._is_alive = False
@@ -192,20 +193,27 @@ class Learner:
         pace, now = self._pace, self.world.agenda.now
         if pace.boundary > now:
             return self.steps
-        every = self._save_every
+        every, budget = self._save_every, self._budget
+        if every is None and budget is None:
+            self._count(pace.advance(now, UNLIMITED))
+            return self.steps
         while pace.boundary <= now:
-            limit = every - self.steps % every
-            if self._budget is not None:
-                limit = min(limit, self._budget - self.steps)
-            count = pace.advance(now, limit)
-            self.steps += count
-            self.work += count
-            self._book.count_step(count * self.spec.tokens_per_step, count)
-            if self.steps == self._budget:
+            limit = UNLIMITED
+            if every is not None:
+                limit = every - self.steps % every
+            if budget is not None:
+                limit = min(limit, budget - self.steps)
+            self._count(pace.advance(now, limit))
+            if self.steps == budget:
                 self._freeze()
-            elif self.steps % every == 0:
+            elif every is not None and self.steps % every == 0:
                 self._save()
         return self.steps
+
+    def _count(self, steps: int) -> None:
+        self.steps += steps
+        self.work += steps
+        self._book.count_step(steps * self._tokens_per_step, steps)
 
     def _freeze(self) -> None:
         """The budget is used up: never step again."""
@@ -325,13 +333,14 @@ class Learner:
 
     def _wake(self) -> None:
         """Have the mail looked at: at the next boundary, or at once by a learner that does not step."""
-        if not self._pace.is_running:
+        pace = self._pace
+        if not pace.is_running:
             self._cross()
         elif not self._is_planned:
             self.advance()
-            if self._pace.is_running:
+            if pace.is_running:
                 self._is_planned = True
-                self.world.agenda.at(self._pace.boundary, self._cross_planned, self._life, self._plan)
+                self.world.agenda.at(pace.boundary, self._cross_planned, self._life, self._plan)
 
     def _unplan(self) -> None:
         self._plan += 1
@@ -371,7 +380,8 @@ class Learner:
                 self._unplan()
         elif self._is_started and not self._pace.is_running:
             self._pace.start(self.world.agenda.now)
-        self._start_when_ready()
+        if not self._is_started:
+            self._start_when_ready()
         if (wants_step or self._budget is not None) and self._pace.is_running:
             self._wake()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import blake2b
+from math import log
 from typing import TYPE_CHECKING, Any
 
 from yeto.core import decisions as de
@@ -59,7 +60,7 @@ class Orders:
             / min(rate, world.config.syncer.down_rate)
             > PROGRESS_SECONDS / 10.0
         )
-        self._table: dict[type[de.Decision], Callable[[Any, ev.Event, int], Act | None]] = {
+        self.table: dict[type[de.Decision], Callable[[Any, ev.Event, int], Act | None]] = {
             de.AttemptOpened: self._open,
             de.PushAdmitted: self._admit,
             de.PushAccepted: self._accept,
@@ -77,11 +78,8 @@ class Orders:
             de.SessionEnding: self._ending,
             de.SessionEnded: self._end,
         }
-
-    def obey(self, decision: de.Decision, event: ev.Event, seq: int) -> Act | None:
-        """Carry a decision out, or return what must wait until its record ``seq`` is durable."""
-        order = self._table.get(type(decision))
-        return None if order is None else order(decision, event, seq)
+        """By the decision's class, what carries it out. Takes the decision, its event and the number of its
+        record; returns what must wait until that is durable, if anything must."""
 
     def forget(self) -> None:
         """The process is gone."""
@@ -99,8 +97,9 @@ class Orders:
         """Return what is found in a push."""
         push, member, finite = message.push, connection.member, message.finite
         self._serial += 1
+        chance = self._rng.random
         # Exponential: most norms are alike, and now and then one is an outlier.
-        norm = 0.1 + self._rng.expovariate(1.0)
+        norm = 0.1 - log(1.0 - chance())
         return {
             "learner": member.learner,
             "generation": member.generation,
@@ -111,7 +110,7 @@ class Orders:
             "digest": f"{self._serial:032x}",
             "finite": finite,
             "norm": norm if finite else None,
-            "cosine_to_momentum": self._rng.uniform(-0.5, 0.9) if finite else None,
+            "cosine_to_momentum": 1.4 * chance() - 0.5 if finite else None,
         }
 
     def _admit(self, decision: de.PushAdmitted, event: ev.Event, seq: int) -> None:

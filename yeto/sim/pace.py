@@ -23,24 +23,23 @@ class Pace:
         self._phase_jitter = spec.phase_jitter
         self._deviates = deviates
         self._factor = 1.0
+        self.is_running = False
+        """Whether a step is being taken."""
         self.boundary = INFINITY
         """When the present step ends; infinite while standing still."""
         self._length = 0.0
         self.stepped_seconds = 0.0
         """Time spent in steps that were finished."""
 
-    @property
-    def is_running(self) -> bool:
-        """Whether a step is being taken."""
-        return self.boundary < INFINITY
-
     def start(self, now: float) -> None:
         """Begin a step now."""
+        self.is_running = True
         self._length = self._draw()
         self.boundary = now + self._length
 
     def stop(self) -> None:
         """Stand still; a step that was not finished is lost."""
+        self.is_running = False
         self.boundary = INFINITY
 
     def advance(self, now: float, limit: int) -> int:

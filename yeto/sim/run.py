@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gc
-import heapq
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from heapq import heappop, heappush
 from pathlib import Path
 
 from yeto.learner.anchors import FragmentBook
 from yeto.sim.account import Account, Fate
-from yeto.sim.agenda import INFINITY, Agenda
+from yeto.sim.agenda import INFINITY, NOTHING, Agenda
 from yeto.sim.config import LearnerResult, SimConfig, SimResult
 from yeto.sim.learner import Learner
 from yeto.sim.measures import Measures
@@ -87,23 +87,8 @@ class Simulation:
         syncer.start()
         for learner in world.learners:
             learner.begin()
-        deeds = 0
-        heap, take = agenda.heap, heapq.heappop
-        while not world.is_over:
-            wake, planned = syncer.wake, heap[0][0] if heap else INFINITY
-            # As in the pump, a timer that is due goes before what is queued.
-            if wake <= planned:
-                if wake > until or wake == INFINITY:
-                    break
-                agenda.now = max(agenda.now, wake)
-                syncer.fire()
-            elif planned > until:
-                break
-            else:
-                agenda.now, _, deed, details = take(heap)
-                deed(*details)
-            deeds += 1
-            if deeds % PROGRESS_DEEDS == 0 and progress is not None:
+        while self._go_on(until):
+            if progress is not None:
                 progress(self._share_done(until))
         if not world.is_over and until < INFINITY:
             agenda.now = until
@@ -111,6 +96,32 @@ class Simulation:
             progress(1.0)
         self.tape.flush()
         return self._result()
+
+    def _go_on(self, until: float) -> bool:
+        """Let the next ``PROGRESS_DEEDS`` things happen; return whether there may be more."""
+        world, agenda, syncer = self.world, self.world.agenda, self.syncer
+        heap, take = agenda.heap, heappop
+        for _ in range(PROGRESS_DEEDS):
+            if world.is_over:
+                return False
+            # What happens nearly always is planned, and taken off at once.
+            planned = take(heap) if heap else NOTHING
+            when, _, deed, details = planned
+            wake = syncer.wake
+            if wake <= when:
+                # As in the pump, a timer that is due goes before what is queued.
+                heappush(heap, planned)
+                if wake > until or wake == INFINITY:
+                    return False
+                agenda.now = max(agenda.now, wake)
+                syncer.fire()
+            elif when > until:
+                heappush(heap, planned)
+                return False
+            else:
+                agenda.now = when
+                deed(*details)
+        return True
 
     def close(self) -> None:
         """Close the tape."""

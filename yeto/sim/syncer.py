@@ -92,7 +92,6 @@ class Syncer:
             contract="c" * 64,
         )
         self._orders = Orders(world, self)
-        self._obey = self._orders.obey
         self.state: State = initial_state(self.core)
 
     # -- processes -----------------------------------------------------------------------------------
@@ -234,7 +233,7 @@ class Syncer:
             self._queued_until = turn = max(turn, self._queued_until)
             self.world.agenda.at(turn, self._take, self.process, kind, fields, message, then)
         elif self.is_up:
-            self._take(self.process, kind, fields, message, then)
+            self._hear(kind, fields, message, then)
 
     def _take(
         self,
@@ -244,8 +243,12 @@ class Syncer:
         message: PushMessage | None,
         then: Then | None,
     ) -> None:
-        if process != self.process or not self.is_up:
-            return
+        if process == self.process and self.is_up:
+            self._hear(kind, fields, message, then)
+
+    def _hear(
+        self, kind: type[ev.Event], fields: dict[str, Any], message: PushMessage | None, then: Then | None
+    ) -> None:
         self.message = message
         decisions = self._feed(made(kind, {"at": self._now(), **fields}))
         self.message = None
@@ -281,10 +284,10 @@ class Syncer:
         if world.observer is not None:
             world.observer.told(seq, event, decisions, self.state)
         acts: list[tuple[Decision, int, Act]] | None = None
-        place = seq
-        for decision in decisions:
-            place += 1
-            act = self._obey(decision, event, place)
+        orders = self._orders.table
+        for place, decision in enumerate(decisions, seq + 1):
+            obey = orders.get(type(decision))
+            act = None if obey is None else obey(decision, event, place)
             if act is not None:
                 acts = [] if acts is None else acts
                 acts.append((decision, place, act))

@@ -24,7 +24,8 @@ from yeto.errors import TapeError
 from yeto.tape import Header, PastFold, Record, encode
 from yeto.tape.past import RELEVANT
 
-WRITE_BUFFER_BYTES = 1 << 20
+WRITE_BUFFER_BYTES = 1 << 16
+"""Small enough to stay in a cache of the core, beside everything else that is looked at all the time."""
 MACHINE_SURVIVES = 0.25
 """How likely a crash takes nothing of the tape: only the process died."""
 
@@ -67,9 +68,9 @@ class SimTape:
         self.path = path
         self._fsync_seconds = fsync_seconds
         self._can_crash = can_crash
-        self._on_line = on_line
         self._file: BinaryIO | None = None
-        self._makes_lines = path is not None or on_line is not None
+        self._takers: list[Callable[[bytes], object]] = [] if on_line is None else [on_line]
+        """Take every line; without any, no line is made."""
         if path is not None:
             try:
                 self._file = open(path, "xb", buffering=WRITE_BUFFER_BYTES)  # noqa: SIM115
@@ -77,6 +78,7 @@ class SimTape:
                 raise TapeError(f"{path} exists already: name another tape, or remove it") from None
             except OSError as error:
                 raise TapeError(f"{path}: cannot make the tape: {error.strerror}") from error
+            self._takers.insert(0, self._file.write)
         self._flush_ends: float | None = None
         """When the fsync that is under way ends; None while there is none."""
         self.num_events = 0
@@ -85,14 +87,17 @@ class SimTape:
 
     def begin(self, header: Header) -> None:
         """Begin a tape with its header, durably; what was there is set aside, and here that means gone."""
-        self.next_seq = 0
-        self._size = 0
         self._pending: deque[_Pending] = deque()
         self.past = PastFold()
         if self._file is not None:
             self._file.seek(0)
             self._file.truncate()
-        self._write(0, header, None, 0.0)
+        line = encode(seq=0, at=0.0, body=header)
+        self._size = len(line) if self._takers else 1
+        for take in self._takers:
+            take(line)
+        self.next_seq = 1
+        self.num_records += 1
         self._durable_time = 0.0
         self._all_is_durable()
 
@@ -105,7 +110,7 @@ class SimTape:
 
     def append_decisions(self, decisions: Sequence[Decision], *, because: int, at: float) -> None:
         """Append what was decided about the last event."""
-        if self._makes_lines or self._can_crash:
+        if self._takers or self._can_crash:
             for decision in decisions:
                 self._append(decision, because, at)
             return
@@ -182,26 +187,21 @@ class SimTape:
 
     def _append(self, body: Event | Decision, because: int | None, at: float) -> None:
         seq = self.next_seq
-        self._write(seq, body, because, at)
+        self.next_seq = seq + 1
+        self.num_records += 1
+        if self._takers:
+            line = encode(seq=seq, at=at, body=body, because=because)
+            self._size += len(line)
+            for take in self._takers:
+                take(line)
+        else:
+            self._size += 1
         if self._can_crash:
             self._pending.append((seq, at, self._size, because, body))
             return
         self._durable_time = at
         if type(body) in RELEVANT:
             self._fold(seq, at, because, body)
-
-    def _write(self, seq: int, body: Header | Event | Decision, because: int | None, at: float) -> None:
-        self.next_seq = seq + 1
-        self.num_records += 1
-        if not self._makes_lines:
-            self._size += 1
-            return
-        line = encode(seq=seq, at=at, body=body, because=because)
-        self._size += len(line)
-        if self._file is not None:
-            self._file.write(line)
-        if self._on_line is not None:
-            self._on_line(line)
 
     def _flush(self, now: float) -> None:
         """Let every fsync that has ended by now have ended."""

@@ -127,6 +127,8 @@ class Run:
                         gradient_norm=0.125,
                         corrected=(),
                         seconds=SECONDS,
+                        delta_cosine=0.25,
+                        norm_ratio=1.25,
                     )
                 )
             case de.CommitOrdered(step=step_, attempt=attempt):
@@ -139,6 +141,7 @@ class Run:
                         params_digest=f"a{step_:031x}",
                         momentum_digest=f"b{step_:031x}",
                         seconds=SECONDS,
+                        offset_ratio=0.5,
                     )
                 )
             case de.CheckpointOrdered(step=step_):

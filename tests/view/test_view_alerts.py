@@ -15,6 +15,7 @@ from yeto.core import events as ev
 from yeto.errors import ConfigError
 from yeto.tape import read
 from yeto.view import alerts
+from yeto.view.agreement import ROUNDS
 from yeto.view.board import NORM_SPIKE_TIMES, Board
 from yeto.view.model import Live
 from yeto.view.present import present
@@ -123,6 +124,64 @@ def test_a_merged_gradient_far_above_the_ones_before(run, tmp_path, times, raise
     run.play(until=lambda state: state.step == 13 + alerts.RECENT_ROUNDS)
     run.writer.flush()
     assert kinds(folded(tmp_path / "events.jsonl")) == set()
+
+
+def in_every_round(run, **figures):
+    """Have every merge and outer step from here on tell these figures."""
+
+    def told(event, after=0.25):
+        known = {name: value for name, value in figures.items() if hasattr(event, name)}
+        return Run.tell(run, attrs.evolve(event, **known), after)
+
+    run.tell = told
+
+
+DISAGREEMENTS = {
+    "learners_disagree": ("learners", "delta_cosine", alerts.DELTA_COSINE, -0.01),
+    "merge_inflates": ("merge", "norm_ratio", alerts.EXCESS * 2**0.5, 0.01),
+    "published_ahead": ("published model", "offset_ratio", alerts.OFFSET_RATIO, 0.01),
+}
+"""By kind: subject, the figure, its threshold with two learners, and a step to the wrong side of it."""
+
+
+@pytest.mark.parametrize("kind", DISAGREEMENTS)
+def test_learners_that_disagree_for_several_rounds(run, tmp_path, kind):
+    subject, figure, threshold, worse = DISAGREEMENTS[kind]
+
+    def kinds_after(step):
+        run.play(until=lambda state: state.step == step)
+        run.writer.flush()
+        return kinds(folded(tmp_path / "events.jsonl"))
+
+    in_every_round(run, **{figure: threshold - worse})
+    assert kinds_after(13 + ROUNDS) == set()
+    in_every_round(run, **{figure: threshold + worse})
+    assert kinds_after(13 + ROUNDS + 3) == set()
+    # What was merged or told before goes on as it was for a round or two.
+    assert kinds_after(13 + 2 * ROUNDS + CONFIG.pipeline) == {(kind, subject)}
+    (alert,) = present(folded(tmp_path / "events.jsonl")).alerts
+    assert alert.severity == "warning"
+    assert "--outer direct" in alert.remedy
+    assert f"last {ROUNDS} rounds" in alert.sentence
+    assert (alert.value - alert.threshold) * worse > 0
+
+
+def test_one_bad_round_is_no_disagreement(run, tmp_path):
+    tell = run.tell
+
+    def once(event, after=0.25):
+        if isinstance(event, ev.MergeFinished) and event.step == 14:
+            event = attrs.evolve(event, delta_cosine=-0.9, norm_ratio=1.5)
+        if isinstance(event, ev.OuterStepApplied) and event.step == 14:
+            event = attrs.evolve(event, offset_ratio=4.0)
+        return tell(event, after)
+
+    run.tell = once
+    run.play(until=lambda state: state.step == 15)
+    run.writer.flush()
+    board = folded(tmp_path / "events.jsonl")
+    assert board.agreement.by_fragment[13 % 2].offset_ratio == 4.0
+    assert kinds(board) == set()
 
 
 def test_a_push_that_is_not_finite_is_an_alert_for_some_rounds(tmp_path):

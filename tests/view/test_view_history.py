@@ -33,6 +33,22 @@ def read_history(path):
     return watcher
 
 
+def test_what_the_merges_told_of_their_learners_stands_there(tmp_path):
+    record(tmp_path / "events.jsonl")
+    watcher = read_history(tmp_path / "events.jsonl")
+    series = history_json(watcher.history)["run"]["series"]
+    commits = [entry.body for entry in read(tmp_path / "events.jsonl") if entry.kind == "merge"]
+    moment = watcher.moment()
+    assert moment.agreement.rounds == min(len(commits), 8)
+    for name in ("delta_cosine", "norm_ratio", "offset_ratio"):
+        told = [getattr(commit, name) for commit in commits]
+        assert None not in told
+        assert series[name]["mean"] == pytest.approx(told)
+        assert getattr(moment.agreement, name) == pytest.approx(sum(told[-8:]) / len(told[-8:]))
+        for fragment in moment.fragments:
+            assert getattr(fragment, name) in told
+
+
 def test_each_round_of_a_recorded_run_stands_there_as_its_records_say():
     watcher = read_history(FAULTY)
     told = history_json(watcher.history)
@@ -63,6 +79,9 @@ def test_each_round_of_a_recorded_run_stands_there_as_its_records_say():
         assert series["delta_norm"][index] == pytest.approx(sum(norms) / len(norms), rel=1e-5)
         parts = ("grace_seconds", "merge_seconds", "turn_seconds", "commit_seconds")
         assert sum(series[name][index] for name in parts[1:]) == pytest.approx(entry.at - sealed_at, abs=1e-4)
+    # Of this format no merge told whether its learners agree.
+    for name in ("delta_cosine", "norm_ratio", "offset_ratio"):
+        assert series[name] == [None] * len(commits)
     summary = Summary(restarts)
     for entry in read(FAULTY):
         summary.feed(entry)
@@ -151,6 +170,9 @@ def synthetic(num_rounds, num_learners):
                 merge_seconds=1.0,
                 gradient_norm=float(step),
                 no_op=False,
+                delta_cosine=0.25,
+                norm_ratio=1.25,
+                offset_ratio=None,
             ),
             seats,
         )

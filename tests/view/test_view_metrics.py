@@ -13,6 +13,8 @@ from yeto.view.metrics import render
 from yeto.view.present import present
 
 FAULTY = ROOT / "fixtures" / "tapes" / "faulty-v1.jsonl"
+TOLD = ROOT / "fixtures" / "tapes" / "two-learners-v3.jsonl"
+"""Its merges say whether the learners agree."""
 
 
 def parsed(moment):
@@ -34,8 +36,9 @@ def moments(path):
             yield present(board, now=board.at + 1.5)
 
 
-def test_the_samples_are_the_numbers_of_the_moment():
-    for moment in moments(FAULTY):
+@pytest.mark.parametrize("path", [FAULTY, TOLD], ids=["faulty", "told"])
+def test_the_samples_are_the_numbers_of_the_moment(path):
+    for moment in moments(path):
         samples = parsed(moment)
         assert samples["yeto_step", ()] == moment.step
         assert samples["yeto_commits_superseded_total", ()] == moment.superseded
@@ -58,6 +61,11 @@ def test_the_samples_are_the_numbers_of_the_moment():
                 samples["yeto_fragment_version", (("fragment", str(fragment.fragment)),)] == fragment.version
             )
         # What is not known is not there.
+        for name in ("delta_cosine", "norm_ratio", "offset_ratio"):
+            assert samples.get((f"yeto_{name}", ())) == getattr(moment.agreement, name)
+            for fragment in moment.fragments:
+                label = (("fragment", str(fragment.fragment)),)
+                assert samples.get((f"yeto_fragment_{name}", label)) == getattr(fragment, name)
         assert (("yeto_remaining_seconds", ()) in samples) == (moment.eta_seconds is not None)
         assert ("yeto_disk_free_bytes", ()) not in samples
         open_rounds = sum(value for (name, _), value in samples.items() if name == "yeto_open_rounds")

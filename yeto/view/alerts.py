@@ -8,8 +8,10 @@ many times that.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 
 from yeto.core import Phase
+from yeto.view.agreement import mean
 from yeto.view.board import Board, Fault
 from yeto.view.model import Alert, Live
 
@@ -19,6 +21,9 @@ KINDS = (
     "stalled_learner",
     "norm_spike",
     "non_finite",
+    "learners_disagree",
+    "merge_inflates",
+    "published_ahead",
     "pool_poisoned",
     "checkpoint_failed",
     "disk_space",
@@ -41,6 +46,16 @@ STALLED_SECONDS = 60.0
 RECENT_ROUNDS = 32
 """Rounds for which something that happened once (a spike, a push that was not finite) stays an alert."""
 
+DELTA_COSINE = -0.3
+"""Mean cosine between learners' deltas. Late in a run it is about 0, and with --merge-alpha 0.5 somewhat
+below: half of what two learners differ in stays with each. Far below, they undo each other."""
+EXCESS = 1.02
+"""Times sqrt(M), the length that deltas at right angles give a radial-directional average, with room for
+noise. Above, the deltas are opposed, and what is made longer is what they do not agree on."""
+OFFSET_RATIO = 1.0
+"""Lengths of the average delta from the learners' mean to the published model. With momentum it is below 1 as
+long as learners can repair it; a model further ahead scores worse than any of them."""
+
 DISK_CHECKPOINTS = 3
 """Room for so many checkpoints: one is written beside the last one, and one more is kept in reserve."""
 DISK_BYTES = 2**30
@@ -62,6 +77,7 @@ def find_alerts(board: Board, *, now: float, writer: str, live: Live) -> tuple[A
         *_no_commit(board, now),
         *_missed(board),
         *_stalled(board, now),
+        *_disagreement(board),
     ]
     return tuple(sorted(found, key=lambda alert: alert.severity != "critical"))
 
@@ -171,6 +187,56 @@ def _faults(board: Board) -> Iterator[Alert]:
         if fault is not None and step + 1 - fault.step < RECENT_ROUNDS:
             whom = "merge" if fault.learner is None else f"learner {fault.learner}"
             yield _fault("non_finite", whom, "warning", fault, "lower --inner-lr, look at its loss and data")
+
+
+def _disagreement(board: Board) -> Iterator[Alert]:
+    """Look at the last few commits together: what a single one tells is noisy."""
+    agreement = board.agreement
+    if board.shadow.phase is not Phase.RUNNING or not agreement.last:
+        return
+    since, count = agreement.last[0].at, len(agreement.last)
+    cosine = agreement.settled(attrgetter("delta_cosine"), mean)
+    if cosine < DELTA_COSINE:
+        yield Alert(
+            kind="learners_disagree",
+            subject="learners",
+            severity="warning",
+            since=since,
+            sentence=f"the learners undo each other's work: the cosine between their deltas is {cosine:.2f} "
+            f"in the mean of the last {count} rounds, and about 0 or above where they agree",
+            remedy="a longer --sync-interval-steps, --merge-alpha carry or 0 on the learners, or "
+            "--outer direct, which needs no agreement",
+            value=cosine,
+            threshold=DELTA_COSINE,
+        )
+    excess = agreement.settled(attrgetter("excess"), mean)
+    if excess > EXCESS:
+        yield Alert(
+            kind="merge_inflates",
+            subject="merge",
+            severity="warning",
+            since=since,
+            sentence=f"the merged gradient is {excess:.2f} times as long as deltas at right angles make it, "
+            f"in the mean of the last {count} rounds: the merge makes longer what the learners do not "
+            "agree on",
+            remedy="--outer direct, which averages plainly, or a longer --sync-interval-steps",
+            value=excess,
+            threshold=EXCESS,
+        )
+    offset = agreement.settled(attrgetter("offset_ratio"), min)
+    if offset > OFFSET_RATIO:
+        yield Alert(
+            kind="published_ahead",
+            subject="published model",
+            severity="warning",
+            since=since,
+            sentence=f"the published model has been ahead of the learners' mean by {offset:.2f} average "
+            f"deltas or more for the last {count} rounds: it is worse than the learners are",
+            remedy="judge and export nothing before the closing sweep; --outer direct or normalised, or a "
+            "lower --outer-lr or --outer-momentum",
+            value=offset,
+            threshold=OFFSET_RATIO,
+        )
 
 
 def _fault(kind: str, subject: str, severity: str, fault: Fault, remedy: str) -> Alert:

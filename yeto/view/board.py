@@ -17,6 +17,7 @@ from yeto.core import Phase
 from yeto.core import decisions as de
 from yeto.core import events as ev
 from yeto.tape import EVERYTHING, HEADER_KIND, Header, Item, Restart, Summary
+from yeto.view.agreement import Agreement
 from yeto.view.shadow import Shadow
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class Board:
         self.written: ev.CheckpointWritten | None = None
         self.commit_times: deque[float] = deque(maxlen=PACE_COMMITS)
         self.norms: deque[float] = deque(maxlen=NORMS_KEPT)
+        self.agreement = Agreement()
         self.spike: Spike | None = None
         self.bad_push: Fault | None = None
         """The last push that was not finite."""
@@ -158,6 +160,7 @@ class Board:
             self.written = None
         self.commit_times.clear()
         self.norms.clear()
+        self.agreement.resume(resumed.step)
         self.spike = self.bad_push = self.bad_merge = self.pool = self.disk = None
         for seat in self.shadow.seats.values():
             seat.missed_in_a_row = 0
@@ -198,6 +201,7 @@ class Board:
             shadow.seats[learner].missed_in_a_row += 1
         if not commit.no_op:
             self._weigh(record.at, commit)
+            self.agreement.committed(record.at, commit)
         if self.history is not None and self.summary.stands(record.seq, commit.step):
             round_ = shadow.rounds.find(commit.step, commit.attempt)
             if round_ is not None:
@@ -263,7 +267,7 @@ WANTED: dict[str, tuple[str, ...]] = {
     de.CommitOrdered.kind: ("step", "attempt"),
     de.RoundCommitted.kind: (
         *("step", "fragment", "attempt", "responders", "missed", "left_out", "quorum_seconds"),
-        *("merge_seconds", "gradient_norm", "no_op"),
+        *("merge_seconds", "gradient_norm", "no_op", "delta_cosine", "norm_ratio", "offset_ratio"),
     ),
     de.CheckpointOrdered.kind: ("step",),
     de.BroadcastOrdered.kind: ("fragments",),

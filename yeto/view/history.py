@@ -36,7 +36,7 @@ LEARNER_POINTS = 200
 RUN_SERIES = (
     *("committed_at", "gather_seconds", "grace_seconds", "merge_seconds", "turn_seconds", "commit_seconds"),
     *("round_seconds", "attempts", "responders", "missed", "staleness", "gradient_norm", "delta_norm"),
-    "cosine",
+    *("cosine", "delta_cosine", "norm_ratio", "offset_ratio"),
 )
 RUN_COUNTS = {
     "join": "joins",
@@ -143,6 +143,9 @@ class History:
         run["gradient_norm"].add(None if commit.no_op else commit.gradient_norm)
         run["delta_norm"].add(_mean([responder.delta_norm for responder in responders]))
         run["cosine"].add(_mean([responder.cosine_to_momentum for responder in responders]))
+        run["delta_cosine"].add(commit.delta_cosine)
+        run["norm_ratio"].add(commit.norm_ratio)
+        run["offset_ratio"].add(commit.offset_ratio)
         self.histograms["quorum_seconds"].add(commit.quorum_seconds)
         self.histograms["merge_seconds"].add(commit.merge_seconds)
         self._enter_learners(commit, seats)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from yeto.tape import printable
-from yeto.view.model import LearnerMoment, Moment, Wait, known_of_somebody
+from yeto.view.model import FragmentMoment, LearnerMoment, Moment, Wait, known_of_somebody
 from yeto.view.units import ago, duration, fine, number, size
 
 if TYPE_CHECKING:
@@ -157,6 +157,7 @@ def facts(moment: Moment) -> list[tuple[str, str]]:
             f"quorum {fine(moment.quorum_seconds_mean)}, grace {fine(moment.grace_seconds_mean)} "
             f"(at most {fine(session.grace_cap_seconds)}), merge {fine(moment.merge_seconds_mean)}",
         ),
+        *_agreement(moment),
         ("checkpoint", saved),
         ("fragments", _fragments(moment)),
         (
@@ -165,6 +166,36 @@ def facts(moment: Moment) -> list[tuple[str, str]]:
             + (f", {duration(moment.silent_seconds)} ago" if moment.silent_seconds >= 1.0 else ""),
         ),
     ]
+
+
+def _agreement(moment: Moment) -> list[tuple[str, str]]:
+    """Return what the merges told of the learners; nothing where none did."""
+    told = moment.agreement
+    if not told.rounds:
+        return []
+    newest = [
+        f"{one.fragment}: {_agreed(one)}"
+        for one in moment.fragments[:FRAGMENTS_SHOWN]
+        if (one.delta_cosine, one.norm_ratio, one.offset_ratio) != (None, None, None)
+    ]
+    more = len(moment.fragments) - FRAGMENTS_SHOWN
+    return [
+        (
+            "agreement",
+            f"cosine between deltas {_plain(told.delta_cosine)}, merged {_plain(told.norm_ratio)} times the "
+            f"average, published {_plain(told.offset_ratio)} average deltas from the learners' mean "
+            f"(last {number(told.rounds, 'round')})",
+        ),
+        ("", "newest by fragment: " + ", ".join(newest + ([f"{more} more"] if more > 0 else []))),
+    ]
+
+
+def _agreed(one: FragmentMoment) -> str:
+    return " / ".join(_plain(value) for value in (one.delta_cosine, one.norm_ratio, one.offset_ratio))
+
+
+def _plain(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def learner_grid(moment: Moment, width: int, rows_max: int | None = None) -> Grid:

@@ -126,6 +126,21 @@ def _run(moment: Moment) -> Iterator[Metric]:
     ):
         yield _gauge(f"yeto_{name}_mean_seconds", f"Mean time of a {name}, over the tape.", (), _one(value))
 
+    for name, what, value in (
+        ("delta_cosine", "Mean cosine between the deltas of two learners.", moment.agreement.delta_cosine),
+        (
+            "norm_ratio",
+            "Norm of the merged gradient beside that of the average.",
+            moment.agreement.norm_ratio,
+        ),
+        (
+            "offset_ratio",
+            "Distance of the published model from the learners' mean, in average deltas.",
+            moment.agreement.offset_ratio,
+        ),
+    ):
+        yield _gauge(f"yeto_{name}", f"{what} Mean of the last rounds.", (), _one(value))
+
 
 def _learners(moment: Moment) -> Iterator[Metric]:
     label = ("learner",)
@@ -183,6 +198,13 @@ def _parts(moment: Moment) -> Iterator[Metric]:
         label,
         [(which, _age(moment, one.committed_at)) for which, one in fragments],
     )
+    for name in ("delta_cosine", "norm_ratio", "offset_ratio"):
+        yield _gauge(
+            f"yeto_fragment_{name}",
+            f"As yeto_{name}, of the fragment's last commit.",
+            label,
+            [(which, getattr(one, name)) for which, one in fragments],
+        )
     phases = [one.phase for one in moment.rounds]
     yield _gauge(
         "yeto_open_rounds",

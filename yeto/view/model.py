@@ -139,6 +139,23 @@ class FragmentMoment:
     """None where no commit of it is on this tape."""
     broadcast: int | None
     """The version last sent to learners; None before the first."""
+    delta_cosine: float | None = None
+    """These three as its last commit told them; None where it did not."""
+    norm_ratio: float | None = None
+    offset_ratio: float | None = None
+
+
+@frozen(kw_only=True)
+class AgreementMoment:
+    """Means over the last commits of this start that told them, 8 at most; None where none did."""
+
+    rounds: int = 0
+    delta_cosine: float | None = None
+    """Mean cosine between the deltas of two learners."""
+    norm_ratio: float | None = None
+    """Norm of the merged gradient beside that of the average."""
+    offset_ratio: float | None = None
+    """Distance of the published parameters from the learners' mean, in lengths of the average."""
 
 
 @frozen(kw_only=True)
@@ -257,3 +274,4 @@ class Moment:
     alerts: tuple[Alert, ...]
     disk_free_bytes: int | None = None
     """Where the checkpoint goes; only known on the machine itself."""
+    agreement: AgreementMoment = AgreementMoment()

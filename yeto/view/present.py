@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TypeVar
 
 from yeto.core import Phase, waiting_for
@@ -13,6 +14,7 @@ from yeto.tape.summary import Refusal
 from yeto.view.alerts import find_alerts, no_commit_after
 from yeto.view.board import Board
 from yeto.view.model import (
+    AgreementMoment,
     CheckpointMoment,
     FragmentMoment,
     LearnerLive,
@@ -85,6 +87,7 @@ def present(
                 version=version,
                 committed_at=board.committed_at.get(fragment),
                 broadcast=shadow.broadcast.get(fragment),
+                **_told(board, fragment),
             )
             for fragment, version in sorted(shadow.versions.items())
         ),
@@ -92,7 +95,25 @@ def present(
         refusals=_refusals(board),
         alerts=find_alerts(board, now=now, writer=writer, live=live),
         disk_free_bytes=live.disk_free_bytes,
+        agreement=AgreementMoment(
+            rounds=len(board.agreement.last),
+            delta_cosine=board.agreement.mean(attrgetter("delta_cosine")),
+            norm_ratio=board.agreement.mean(attrgetter("norm_ratio")),
+            offset_ratio=board.agreement.mean(attrgetter("offset_ratio")),
+        ),
     )
+
+
+def _told(board: Board, fragment: int) -> dict[str, float | None]:
+    """Return what the last commit of a fragment told of its learners."""
+    told = board.agreement.by_fragment.get(fragment)
+    if told is None:
+        return {}
+    return {
+        "delta_cosine": told.delta_cosine,
+        "norm_ratio": told.norm_ratio,
+        "offset_ratio": told.offset_ratio,
+    }
 
 
 def _session(board: Board) -> SessionFacts:

@@ -144,6 +144,17 @@ def _banded(series: str, label: str) -> Painter:
     return paint
 
 
+def _agreement(axes: Axes, data: Data) -> bool:
+    run, drawn = data["history"]["run"], 0
+    for name, label in AGREEMENT.items():
+        values = run["series"][name]["mean"]
+        if any(value is not None for value in values):
+            axes.plot(run["step"], _numbers(values), label=label, **_stroke(drawn))
+            drawn += 1
+    _legend(axes, drawn)
+    return drawn > 0
+
+
 def _by_learner(series: str, label: str) -> Painter:
     def paint(axes: Axes, data: Data) -> bool:
         table = data["history"]["learners"]
@@ -177,6 +188,12 @@ def _legend(axes: Axes, lines: int) -> None:
         axes.legend(ncols=min(lines, 4), frameon=False, fontsize=8)
 
 
+AGREEMENT = {
+    "delta_cosine": "cosine between deltas",
+    "norm_ratio": "merged / average",
+    "offset_ratio": "published ahead by",
+}
+
 _PLOTS: dict[str, tuple[str, Painter]] = {
     "time": ("What are rounds made of?", _phases),
     "participation": ("Who took part in which round?", _participation),
@@ -185,6 +202,7 @@ _PLOTS: dict[str, tuple[str, Painter]] = {
     "staleness": ("How stale is what is merged?", _by_learner("staleness", "rounds")),
     "loss": ("Does the loss fall?", _loss),
     "gradient": ("Are the merged gradients steady?", _banded("gradient_norm", "norm")),
+    "agreement": ("Do the learners agree? Is the published model ahead of them?", _agreement),
     "cosine": ("Do the deltas point where the momentum does?", _by_learner("cosine", "cosine")),
 }
 """By file name: the question that is its title, and what draws the answer or says that there is none."""

@@ -4,6 +4,9 @@ import { bytes, count, learnerStroke, number, percent, PHASES, short, span, styl
 import { histogram, lineChart, lyingBars } from "./charts.js";
 import { phaseName } from "./rounds.js";
 
+// Buckets of a series that say how it is of late.
+const AGREEMENT_BUCKETS = 8;
+
 function mean(values) {
   const known = values.filter((value) => value !== null && value !== undefined);
   return known.length === 0 ? null : known.reduce((sum, value) => sum + value, 0) / known.length;
@@ -136,6 +139,25 @@ function between(low, high) {
   return high === null || high === undefined || high > 1e8 ? `≥ ${span(low)}` : span(low);
 }
 
+// What the merges told of their learners; nothing where they did not, as on older tapes.
+function agreement({ history }) {
+  const series = history.run.series;
+  const names = [["delta_cosine", "cosine between deltas"], ["norm_ratio", "merged / average"], ["offset_ratio", "published ahead by"]];
+  const known = names.filter(([name]) => series[name] !== undefined && some(series[name]));
+  if (known.length === 0) return null;
+  const [cosine, , offset] = names.map(([name]) => mean(series[name]?.mean.slice(-AGREEMENT_BUCKETS) ?? []));
+  const agree = cosine === null ? "One learner alone has nobody to agree with"
+    : cosine > 0.3 ? "They agree" : cosine > 0.05 ? "They agree a little" : cosine >= -0.1 ? "They neither agree nor disagree"
+      : cosine >= -0.3 ? "They disagree a little" : "They undo each other's work";
+  const ahead = offset === null ? "" : offset > 1 ? `; what is published is too far ahead of them, ${number(offset, 2)} of their average deltas`
+    : offset > 0.05 ? `; what is published is ahead of their mean by ${number(offset, 2)} of their average delta` : "; what is published is their mean";
+  return {
+    answer: `${agree}${cosine === null ? "" : ` of late (cosine ${number(cosine, 2)})`}${ahead}.`,
+    ...axis(history.run), value: (ratio) => number(ratio, 2), zero: true,
+    lines: known.map(([name, label], index) => ({ label, mean: series[name].mean, ...learnerStroke(index) })),
+  };
+}
+
 export function allPlots(openRound) {
   const over = { openRound };
   return {
@@ -160,6 +182,7 @@ export function allPlots(openRound) {
         const most = Math.max(...(column.max ?? column.mean).filter((value) => value !== null));
         return `The norm is ${short(known[known.length - 1])} now, was ${short(known[0])} at first, and never above ${short(most)}.`;
       }), over),
+      lineChart("Do the learners agree? Is the published model ahead of them?", agreement, { ...over, hideEmpty: true }),
       lineChart("Do the learners' deltas point where the momentum does?", ({ history }) => {
         const lines = perLearner(history, "cosine");
         const all = history.run.series.cosine;

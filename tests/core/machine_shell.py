@@ -31,7 +31,7 @@ from yeto.core import CoreConfig, State, initial_state, next_timer, step, waitin
 from yeto.core import decisions as de
 from yeto.core import events as ev
 from yeto.core.timers import next_deadline
-from yeto.core.values import FragmentMark, LedgerEntry, SessionTerms
+from yeto.core.values import FragmentMark, LedgerEntry, OuterMark, SessionTerms
 from yeto.tape import Header, Record, Replayer, complete_lines, encode, state_to_json
 from yeto.tape.past import Mark, find_past
 
@@ -44,6 +44,7 @@ class Saved:
     terms: SessionTerms
     marks: tuple[FragmentMark, ...]
     ledger: tuple[LedgerEntry, ...]
+    outer_marks: tuple[OuterMark, ...] | None
     finish_target: int | None
     seq: int
 
@@ -210,6 +211,8 @@ class Shell:
                     terms=self.state.terms,
                     marks=self.state.marks,
                     ledger=tuple(self.oracle.past.ledger().values()),
+                    # Some are by a Yeto that did not count these yet.
+                    outer_marks=None if decision.step % 4 == 3 else self.oracle.past.outer_marks(),
                     finish_target=decision.finish_target,
                     seq=seq,
                 )
@@ -301,6 +304,7 @@ class Shell:
             step=saved.step,
             fragments=saved.marks,
             ledger=saved.ledger,
+            outer_marks=saved.outer_marks,
             checkpoint_seq=past.checkpoint_seq,
             awaited=past.awaited,
             acked=past.acked,

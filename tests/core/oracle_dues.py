@@ -123,7 +123,7 @@ class Dues(Rules):
         staleness = max(attempt.opened.base_version - head.base_version, 0)
         weight = 1.0 if config.learner_weight == "equal" else head.c_tokens * head.c_tokens / head.c_steps
         stale_enough = {"heloco": staleness >= 1, "heloco-all": True, "none": False}
-        correct = stale_enough[config.delta_correction] and not self.past.is_sweep(attempt.step)
+        correct = stale_enough[config.delta_correction] and not self.past.is_plain(attempt.step)
         return Weighted(
             learner=learner,
             generation=head.generation,
@@ -164,7 +164,8 @@ class Dues(Rules):
                     fragment=attempt.opened.fragment,
                     attempt=number,
                     responders=sealed.responders,
-                    plain_average=past.is_sweep(step),
+                    plain_average=past.is_plain(step),
+                    momentum_scale=past.momentum_scale(step),
                     why="",
                 )
 
@@ -174,12 +175,13 @@ class Dues(Rules):
         if attempt is None or attempt.status != "merged":
             return
         sweep = past.is_sweep(attempt.step)
+        lr, momentum = past.coefficients(attempt.step)
         yield de.CommitOrdered(
             step=attempt.step,
             fragment=attempt.opened.fragment,
             attempt=attempt.opened.attempt,
-            lr=1.0 if sweep else past.config.outer_lr,
-            momentum=0.0 if sweep else past.config.outer_momentum,
+            lr=lr,
+            momentum=momentum,
             sweep=sweep,
             no_op=attempt.total_weight == 0,
             why="",
@@ -204,7 +206,12 @@ class Dues(Rules):
         if self.start_deadline() is None:
             needed = past.quorum
         if len(past.people().here) >= needed:
-            yield de.RoundsStarted(step=past.step() + 1, learners=tuple(sorted(past.people().here)), why="")
+            yield de.RoundsStarted(
+                step=past.step() + 1,
+                learners=tuple(sorted(past.people().here)),
+                outer=past.stated_kind(),
+                why="",
+            )
 
     def retry(self) -> Iterator[de.Decision]:
         past = self.past

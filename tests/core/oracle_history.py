@@ -20,7 +20,7 @@ from attrs import define, field
 from yeto.core import CoreConfig
 from yeto.core import decisions as de
 from yeto.core import events as ev
-from yeto.core.values import LedgerEntry, Member, SessionTerms
+from yeto.core.values import LedgerEntry, Member, OuterMark, SessionTerms
 
 Thing = ev.Event | de.Decision
 T = TypeVar("T", bound=Thing)
@@ -33,8 +33,8 @@ REMEMBERED_GENERATIONS = 1024
 
 
 def grid(at: float) -> float:
-    """A deadline on the clock's microseconds, never early."""
-    return math.ceil(round(at * 1e6, 3)) / 1e6
+    """A deadline on the clock's microseconds, early by a thousandth of one at most."""
+    return math.ceil(at * 1e6 - 0.001) / 1e6
 
 
 def smooth(samples: list[float]) -> float | None:
@@ -291,6 +291,81 @@ class History:
             max((t for t in range(1, self.step() + 1) if self.fragment_of(t) == p), default=0)
             for p in range(self.num_fragments)
         )
+
+    # The outer step.
+
+    @question
+    def outer_kind(self) -> str:
+        """The kind in force: what was asked for, or what auto stands for."""
+        config = self.config
+        if config.outer != "auto":
+            return config.outer
+        merges = self.target // self.num_fragments
+        if config.learner_budget_steps is not None and config.sync_interval_steps > 0:
+            merges = min(merges, math.floor(config.learner_budget_steps / config.sync_interval_steps))
+        rare = config.num_learners > 1 and config.sync_interval_steps >= 16 and merges >= 4
+        return "normalised" if rare else "direct"
+
+    @question
+    def outer_numbers(self) -> tuple[float, float]:
+        """Learning rate and greatest momentum."""
+        lr, momentum = {"stock": (0.7, 0.9), "direct": (1.0, 0.0), "normalised": (1.0, 0.9)}[
+            self.outer_kind()
+        ]
+        config = self.config
+        return (
+            lr if config.outer_lr is None else config.outer_lr,
+            momentum if config.outer_momentum is None else config.outer_momentum,
+        )
+
+    @question
+    def outer_marks(self) -> tuple[OuterMark, ...]:
+        """Merges and gain of each fragment: the checkpoint's, and each commit since that moved the buffer."""
+        config = self.config
+        merges, gains = [0] * self.num_fragments, [0.0] * self.num_fragments
+        if self.resumed is not None and self.resumed.outer_marks is not None:
+            merges = [mark.merges for mark in self.resumed.outer_marks]
+            gains = [mark.gain for mark in self.resumed.outer_marks]
+        elif self.resumed is not None:
+            momentum = 0.9 if config.outer_momentum is None else config.outer_momentum
+            for step in range(1, self.resumed.step + 1):
+                p = self.fragment_of(step)
+                merges[p], gains[p] = merges[p] + 1, gains[p] * momentum + 1
+        for merge in self.all(de.RoundCommitted):
+            if not merge.no_op and not self.is_sweep(merge.step):
+                (order,) = self.all(de.CommitOrdered, step=merge.step, attempt=merge.attempt)
+                p = merge.fragment
+                merges[p], gains[p] = merges[p] + 1, gains[p] * order.momentum + 1
+        return tuple(
+            OuterMark(fragment=p, merges=merges[p], gain=gains[p]) for p in range(self.num_fragments)
+        )
+
+    def coefficients(self, step: int) -> tuple[float, float]:
+        """Learning rate and momentum of the commit of a round."""
+        if self.is_sweep(step):
+            return 1.0, 0.0
+        lr, momentum = self.outer_numbers()
+        if self.outer_kind() != "normalised":
+            return lr, momentum
+        mark = self.outer_marks()[self.fragment_of(step)]
+        momentum = min(momentum, mark.merges / (mark.merges + 1))
+        # What a buffer that took the gradient 1 each time would be moved by.
+        return lr / (1 + momentum * (momentum * mark.gain + 1)), momentum
+
+    def is_plain(self, step: int) -> bool:
+        return self.is_sweep(step) or self.outer_kind() == "direct"
+
+    def momentum_scale(self, step: int) -> float | None:
+        if self.is_plain(step) or self.outer_kind() == "stock":
+            return None
+        gain = self.outer_marks()[self.fragment_of(step)].gain
+        return 1 / gain if gain else 1.0
+
+    def stated_kind(self) -> str | None:
+        """What the tape says the kind is; a configuration of old is not spoken of."""
+        config = self.config
+        old = config.outer == "stock" and config.outer_lr is not None and config.outer_momentum is not None
+        return None if old else self.outer_kind()
 
     @question
     def ledger(self) -> dict[int, LedgerEntry]:

@@ -47,6 +47,9 @@ POLICY: dict[str, st.SearchStrategy[Any]] = {
     "pipeline": st.integers(0, 4),
     "checkpoint_every": st.sampled_from([1, 1, 2, 3, 0]),
     "closing_sweep": st.sampled_from(["plain", "off"]),
+    "outer": st.sampled_from(["stock", "stock", "direct", "normalised", "normalised", "auto"]),
+    "outer_lr": st.sampled_from([None, None, 0.7]),
+    "outer_momentum": st.sampled_from([None, None, 0.9, 0.5]),
     "sync_interval_steps": st.sampled_from([0.0, 24.0]),
     "min_round_interval_seconds": st.sampled_from([0.0, 0.1]),
     "learner_weight": st.sampled_from(["tokens2-over-steps", "equal"]),
@@ -63,6 +66,7 @@ POLICY: dict[str, st.SearchStrategy[Any]] = {
 CHANGES: dict[str, st.SearchStrategy[Any]] = {
     "total_steps": st.integers(1, 9),
     "closing_sweep": st.sampled_from(["plain", "off"]),
+    "outer": st.sampled_from(["stock", "direct", "normalised", "auto"]),
     "checkpoint_every": st.integers(0, 2),
     "pipeline": st.integers(1, 3),
     "quorum": st.integers(1, 4),

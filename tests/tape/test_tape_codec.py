@@ -344,12 +344,13 @@ def values_reached():
     """Return the classes that records hold, by name."""
     found, waiting = {}, list(CLASSES.values())
     while waiting:
-        hints = typing.get_type_hints(waiting.pop())
-        for hint in hints.values():
-            for part in (hint, *typing.get_args(hint)):
-                if isinstance(part, type) and attrs.has(part) and part.__name__ not in found:
-                    found[part.__name__] = part
-                    waiting.append(part)
+        parts = list(typing.get_type_hints(waiting.pop()).values())
+        while parts:
+            part = parts.pop()
+            parts += typing.get_args(part)
+            if isinstance(part, type) and attrs.has(part) and part.__name__ not in found:
+                found[part.__name__] = part
+                waiting.append(part)
     return found
 
 
@@ -390,5 +391,12 @@ def test_fields_that_joined_later_stand_behind_all_others():
 
 def test_lines_of_formats_1_and_2_have_no_fields_that_joined_later():
     second, third = (Path(__file__).with_name(f"format_{version}.txt").read_text() for version in (2, 3))
-    assert re.sub(r", \w+: [^,()]+ = [^,()]+", "", third) == second
+    # A type's own commas stand in brackets.
+    third = re.sub(r", \w+: (?:[^][,()=]|\[[^]]*\])+ = [^,()]+", "", third)
+    # Counters are in a later field only; the numbers of the outer step may be those of its kind.
+    third = re.sub(r"^OuterMark.*\n", "", third, flags=re.MULTILINE)
+    third = third.replace(
+        "outer_lr: float | None, outer_momentum: float | None", "outer_lr: float, outer_momentum: float"
+    )
+    assert third == second
     assert UPCASTS[2] is UPCASTS[3] is None

@@ -16,6 +16,7 @@ from yeto.core.values import (
     FragmentVersionRef,
     LedgerEntry,
     Member,
+    OuterMark,
     Responder,
     SessionTerms,
     Weighted,
@@ -26,7 +27,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "TAPE.md").read_text(encoding="utf-
 # Heading -> text up to the next heading of whatever level.
 SECTIONS = dict(re.findall(r"^#+ (.+)\n((?:(?!^#+ ).*\n)*)", PAGE, re.MULTILINE))
 KINDS = {**EVENTS, **DECISIONS}
-VALUES = [Member, SessionTerms, FragmentMark, FragmentVersionRef, LedgerEntry, Weighted, Responder]
+VALUES = [Member, SessionTerms, FragmentMark, OuterMark, FragmentVersionRef, LedgerEntry, Weighted, Responder]
 
 
 def fields(cls):

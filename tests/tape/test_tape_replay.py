@@ -512,7 +512,7 @@ def test_the_first_difference_of_two_tapes(tmp_path, tape):
     assert difference.left.kind == "push_offered"
     assert difference.fields() == (("local_step", 10, 11),)
     assert difference.line == difference.left.seq + 1
-    other.write_bytes(summed_all(named.replace(b'"outer_lr":0.7', b'"outer_lr":0.8', 1)))
+    other.write_bytes(summed_all(named.replace(b'"grace_tau":2.0', b'"grace_tau":3.0', 1)))
     assert first_difference(tape, other).line == 1
     lines = named.splitlines(keepends=True)
     other.write_bytes(b"".join(lines[:20]))

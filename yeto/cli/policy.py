@@ -8,6 +8,7 @@ from attrs import frozen
 from cyclopts import Parameter
 
 from yeto.core import CoreConfig
+from yeto.errors import ConfigError
 
 
 def _help(text: str) -> Parameter:
@@ -72,8 +73,28 @@ class PolicyFlags:
         Literal["heloco", "heloco-all", "none"],
         _help("Turn pushes that oppose the momentum: only stale ones (heloco), all, or none."),
     ] = "heloco"
-    outer_lr: Annotated[float, _help("Learning rate of the outer step.")] = 0.7
-    outer_momentum: Annotated[float, _help("Nesterov momentum of the outer step; 0 is plain SGD.")] = 0.9
+    outer: Annotated[
+        Literal["stock", "direct", "normalised", "auto"],
+        _help(
+            "How merged gradients are applied. stock: Nesterov momentum, learning rate 0.7, momentum 0.9. "
+            "direct: each fragment becomes the average of its learners', for frequent merges. normalised: a "
+            "momentum that warms up and does not lengthen the step, for rare ones. auto: one of the latter "
+            "two, by --sync-interval-steps and the merges planned; the log says which and why."
+        ),
+    ] = "stock"
+    outer_lr: Annotated[
+        float | None, _help("Learning rate of the outer step. Default: 0.7 with --outer stock, else 1.")
+    ] = None
+    outer_momentum: Annotated[
+        float | None,
+        _help(
+            "Momentum of the outer step; 0 is plain SGD. Default: 0.9; 0 with --outer direct, and with auto "
+            "where that is what it chooses."
+        ),
+    ] = None
+    outer_normalised: Annotated[
+        bool, Parameter(help="The same as --outer normalised.", negative=(), show_default=False)
+    ] = False
     closing_sweep: Annotated[
         Literal["plain", "off"],
         _help(
@@ -114,7 +135,13 @@ class PolicyFlags:
     ] = False
 
     def core_config(self) -> CoreConfig:
-        """Return the policy that these flags stand for; what is impossible is not looked for yet."""
+        """Return the policy that these flags stand for; what is out of range is not looked for yet.
+
+        Raises:
+            ConfigError: two flags contradict each other.
+        """
+        if self.outer_normalised and self.outer not in ("stock", "normalised"):
+            raise ConfigError(f"--outer {self.outer} and --outer-normalised: give one of them")
         quorum = self.quorum
         if quorum is None:
             quorum = self.learners if self.learners <= 2 else self.learners // 2 + 1
@@ -136,6 +163,7 @@ class PolicyFlags:
             closing_sweep=self.closing_sweep,
             learner_weight=self.learner_weight,
             delta_correction=self.delta_correction,
+            outer="normalised" if self.outer_normalised else self.outer,
             outer_lr=self.outer_lr,
             outer_momentum=self.outer_momentum,
             max_base_lag=self.max_base_lag,

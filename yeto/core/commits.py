@@ -28,6 +28,7 @@ from yeto.core.events import (
     MergeFinished,
     OuterStepApplied,
 )
+from yeto.core.outer import Outer
 from yeto.core.pacing import smoothed
 from yeto.core.parts import (
     COMMITTING,
@@ -67,7 +68,10 @@ def order_merges(draft: Draft) -> None:
                 fragment=round_.fragment,
                 attempt=round_.attempt,
                 responders=sealed.responders,
-                plain_average=round_.sweep,
+                plain_average=draft.is_plain(round_),
+                momentum_scale=None
+                if draft.is_plain(round_)
+                else outer_of(draft).momentum_scale(draft.outer_marks[round_.fragment]),
                 why=f"merge {len(sealed.responders)} answers of round {round_.step} in learner order",
             )
         )
@@ -124,19 +128,22 @@ def order_commit(draft: Draft) -> None:
     round_ = draft.rounds[0]
     sealed = sealed_of(round_)
     draft.put(replace(round_, status=COMMITTING, sealed=replace(sealed, commit_ordered_at=draft.at)))
+    lr, momentum = (
+        (1.0, 0.0) if round_.sweep else outer_of(draft).coefficients(draft.outer_marks[round_.fragment])
+    )
     if sealed.no_op:
         how = "all weights are 0, so only its version moves"
     elif round_.sweep:
         how = "closing sweep, lr 1 and no momentum"
     else:
-        how = f"lr {draft.config.outer_lr:g}, momentum {draft.config.outer_momentum:g}"
+        how = f"lr {lr:g}, momentum {momentum:g}"
     draft.emit(
         CommitOrdered(
             step=round_.step,
             fragment=round_.fragment,
             attempt=round_.attempt,
-            lr=1.0 if round_.sweep else draft.config.outer_lr,
-            momentum=0.0 if round_.sweep else draft.config.outer_momentum,
+            lr=lr,
+            momentum=momentum,
             sweep=round_.sweep,
             no_op=sealed.no_op,
             why=f"it is the turn of round {round_.step}: {how}",
@@ -173,6 +180,9 @@ def _commit(
         fragment=fragment, version=step, params_digest=params_digest, momentum_digest=momentum_digest
     )
     draft.marks = _put(draft.marks, fragment, mark)
+    if not round_.sweep and not sealed.no_op:
+        outer_mark = outer_of(draft).advanced(draft.outer_marks[fragment])
+        draft.outer_marks = _put(draft.outer_marks, fragment, outer_mark)
     responders = tuple([_responder(round_, sealed, weighted) for weighted in sealed.responders])
     _enter_ledger(draft, sealed)
     every = draft.config.checkpoint_every
@@ -353,6 +363,12 @@ def end_session(draft: Draft, *, exit_code: int, why: str, mark_final: bool = Fa
     draft.exit_why = why
     draft.rounds = ()
     draft.emit(SessionEnded(exit_code=exit_code, step=draft.step, mark_final=mark_final, why=why))
+
+
+def outer_of(draft: Draft) -> Outer:
+    """The outer settings in force, once rounds have started."""
+    assert draft.outer is not None
+    return draft.outer
 
 
 def sealed_of(round_: Round) -> Sealed:

@@ -6,6 +6,7 @@ import math
 
 from attrs import frozen
 
+from yeto.core.later import later
 from yeto.errors import ConfigError
 
 
@@ -43,8 +44,10 @@ class CoreConfig:
     """``tokens2-over-steps`` or ``equal``."""
     delta_correction: str = "heloco"
     """``heloco`` (stale pushes), ``heloco-all`` or ``none``."""
-    outer_lr: float = 0.7
-    outer_momentum: float = 0.9
+    outer_lr: float | None = None
+    """``None`` is that of the kind ``outer``."""
+    outer_momentum: float | None = None
+    """``None`` is that of the kind ``outer``."""
     max_base_lag: int | None = None
     """Pushes staler than this many global steps are refused; ``None`` admits any."""
     max_norm_ratio: float | None = None
@@ -61,6 +64,8 @@ class CoreConfig:
     """Hex profile that learners must state; ``None`` does not ask."""
     svd_pool: bool = False
     """Whether a terminal checkpoint must wait for ``svd_pool_drained``."""
+    outer: str = later("stock")
+    """Kind of outer step (see :mod:`yeto.core.outer`): ``stock``, ``direct``, ``normalised`` or ``auto``."""
 
     def validated(self) -> CoreConfig:
         """Return self, or raise ConfigError naming the flag that is out of range."""
@@ -96,11 +101,11 @@ class CoreConfig:
                 f"--max-norm-ratio {self.max_norm_ratio}: must be a finite number above 1",
             ),
             (
-                math.isfinite(self.outer_lr) and self.outer_lr > 0,
+                self.outer_lr is None or (math.isfinite(self.outer_lr) and self.outer_lr > 0),
                 f"--outer-lr {self.outer_lr}: must be a finite number above 0",
             ),
             (
-                math.isfinite(self.outer_momentum) and 0 <= self.outer_momentum < 1,
+                self.outer_momentum is None or 0 <= self.outer_momentum < 1,
                 f"--outer-momentum {self.outer_momentum}: must lie in [0, 1)",
             ),
         )
@@ -121,6 +126,7 @@ class CoreConfig:
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{flag}: {value} must be finite and not negative")
         for flag, text, allowed in (
+            ("--outer", self.outer, ("stock", "direct", "normalised", "auto")),
             ("--closing-sweep", self.closing_sweep, ("plain", "off")),
             ("--learner-weight", self.learner_weight, ("tokens2-over-steps", "equal")),
             ("--delta-correction", self.delta_correction, ("heloco", "heloco-all", "none")),

@@ -66,6 +66,9 @@ class RoundsStarted(Decision):
     step: int
     """The first round to open."""
     learners: tuple[int, ...]
+    outer: str | None = later()
+    """Kind of outer step in force: ``stock``, ``direct`` or ``normalised``; None where the settings are of a
+    time when there was only stock."""
 
 
 @frozen(kw_only=True, slots=False)
@@ -188,7 +191,9 @@ class MergeOrdered(Decision):
     attempt: int
     responders: tuple[Weighted, ...]
     plain_average: bool
-    """Weighted average for every tensor, whatever the layout's mode (closing sweep)."""
+    """Weighted average for every tensor, whatever the layout's mode (closing sweep, or direct outer step)."""
+    momentum_scale: float | None = later()
+    """What makes the momentum buffer the mean that pushes are corrected against; None: 1 - outer momentum."""
 
 
 @frozen(kw_only=True, slots=False)

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from yeto.core.config import CoreConfig
 from yeto.core.later import later
-from yeto.core.values import FragmentMark, LedgerEntry, SessionTerms
+from yeto.core.values import FragmentMark, LedgerEntry, OuterMark, SessionTerms
 
 
 @frozen(kw_only=True, slots=False)
@@ -43,6 +43,8 @@ class SessionResumed(Event):
     acked: tuple[int, ...] = ()
     finish_target: int | None = None
     """Target step that the first budget finish recorded."""
+    outer_marks: tuple[OuterMark, ...] | None = later()
+    """Counters of the outer step in fragment order; None for a checkpoint that has none."""
 
 
 @frozen(kw_only=True, slots=False)

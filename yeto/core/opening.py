@@ -18,6 +18,7 @@ from immutables import Map
 from yeto.core.commits import end_session
 from yeto.core.decisions import AttemptOpened, RoundsStarted
 from yeto.core.events import FirstEstimateDeadlinePassed, GateOpened, RetryDue, StartTimeoutPassed
+from yeto.core.outer import resolved
 from yeto.core.pacing import freeze_pace, gate, note_blind_opening, throttle_step
 from yeto.core.parts import GATHERING, PROVISIONAL, RETRY, RUNNING, WAITING, Round, replace
 from yeto.core.rounds import is_excused
@@ -42,12 +43,17 @@ def start_rounds(draft: Draft) -> None:
     draft.phase = RUNNING
     draft.start_deadline = None
     draft.strangers = Map()
+    outer = resolved(draft.config, num_fragments=draft.num_fragments, target=draft.target)
+    draft.outer = outer
     draft.emit(
         RoundsStarted(
             step=draft.step + 1,
             learners=tuple(sorted(draft.current)),
             why=f"{here} of {draft.config.num_learners} learners are here, {needed} are enough"
-            + (late if draft.start_with_quorum else ""),
+            + (late if draft.start_with_quorum else "")
+            + (f"; {outer.why}" if outer.why else "")
+            + "".join(f"; warning: {warning}" for warning in outer.warnings if outer.why),
+            outer=outer.kind if outer.why else None,
         )
     )
 

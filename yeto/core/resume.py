@@ -10,6 +10,7 @@ from __future__ import annotations
 from immutables import Map
 
 from yeto.core.events import SessionResumed
+from yeto.core.outer import derived
 from yeto.core.parts import Phase
 from yeto.core.state import State, moment
 from yeto.errors import ConfigError, CoordinatorError
@@ -26,7 +27,7 @@ def resumed_state(event: SessionResumed) -> State:
 
     Raises:
         ConfigError: The settings are impossible, or the run is already past ``--total-steps``.
-        CoordinatorError: The event is no contiguous prefix of a run.
+        CoordinatorError: The event is no contiguous prefix of a run, or has counters of other fragments.
     """
     config = event.config.validated()
     num_fragments = event.terms.num_fragments
@@ -34,6 +35,12 @@ def resumed_state(event: SessionResumed) -> State:
     expected = [(p, version_at(event.step, p, num_fragments)) for p in range(num_fragments)]
     if event.step < 0 or [(mark.fragment, mark.version) for mark in marks] != expected:
         raise CoordinatorError(f"session_resumed: fragment versions are not those after {event.step} commits")
+    versions = tuple(mark.version for mark in marks)
+    outer_marks = derived(config, versions) if event.outer_marks is None else event.outer_marks
+    if [mark.fragment for mark in outer_marks] != list(range(num_fragments)):
+        raise CoordinatorError(
+            "session_resumed: the counters of the outer step are not those of its fragments"
+        )
     if config.num_fragments is not None and config.num_fragments != num_fragments:
         raise ConfigError(
             f"the checkpoint has {num_fragments} fragments, the configuration {config.num_fragments}"
@@ -50,7 +57,6 @@ def resumed_state(event: SessionResumed) -> State:
             )
     ends = event.step == target
     timeout = moment(event.at + config.start_timeout_seconds)
-    versions = tuple(mark.version for mark in marks)
     return State(
         config=config,
         at=event.at,
@@ -65,6 +71,7 @@ def resumed_state(event: SessionResumed) -> State:
         marks=marks,
         versions=versions,
         broadcast=versions,
+        outer_marks=outer_marks,
         ledger=Map({entry.learner: entry for entry in event.ledger}),
         durable=event.step,
         awaited=Map(dict.fromkeys(event.awaited, False) if ends else {}),

@@ -158,9 +158,13 @@ def _open_grace(draft: Draft, round_: Round) -> Round:
 
 def _seal(draft: Draft, round_: Round, why: str) -> None:
     config, answers = draft.config, round_.answers
-    left_out = _left_out(draft, round_)
+    left_out, plain = _left_out(draft, round_), draft.is_plain(round_)
     responders = tuple(
-        [_weighted(config, round_, learner) for learner in sorted(answers) if learner not in left_out]
+        [
+            _weighted(config, round_, learner, plain=plain)
+            for learner in sorted(answers)
+            if learner not in left_out
+        ]
     )
     members = tuple(sorted(round_.members))
     missed = tuple([learner for learner in members if learner not in answers])
@@ -190,7 +194,7 @@ def _seal(draft: Draft, round_: Round, why: str) -> None:
     )
 
 
-def _weighted(config: CoreConfig, round_: Round, learner: int) -> Weighted:
+def _weighted(config: CoreConfig, round_: Round, learner: int, *, plain: bool) -> Weighted:
     upload = round_.answers[learner].upload
     equal = config.learner_weight == "equal"
     correct = config.delta_correction == "heloco-all" or (
@@ -206,7 +210,7 @@ def _weighted(config: CoreConfig, round_: Round, learner: int) -> Weighted:
             "c_steps": upload.c_steps,
             "c_tokens": upload.c_tokens,
             "weight": 1.0 if equal else learner_weight(upload.c_tokens, upload.c_steps),
-            "correct": correct and not round_.sweep,
+            "correct": correct and not plain,
         },
     )
 

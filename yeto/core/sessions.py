@@ -20,6 +20,7 @@ from yeto.core.commits import broadcast_all, order_checkpoint
 from yeto.core.decisions import FinalCutOrdered, LearnerRefused, SessionOpened
 from yeto.core.events import FragmentInitialised, HelloReceived, LearnerJoined, LearnerLeft
 from yeto.core.members import drop, refuse
+from yeto.core.outer import unmoved
 from yeto.core.parts import Dial, Link, Phase
 from yeto.core.state import Draft
 from yeto.core.values import FragmentMark, Member, SessionTerms
@@ -222,6 +223,7 @@ def on_initialised(draft: Draft, event: FragmentInitialised) -> None:
         FragmentMark(fragment=p, version=0, params_digest=draft.initial[p], momentum_digest="")
         for p in range(draft.num_fragments)
     )
+    draft.outer_marks = unmoved(draft.num_fragments)
     draft.versions = (0,) * draft.num_fragments
     draft.phase = Phase.WAITING
     draft.opener = None

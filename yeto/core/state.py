@@ -22,8 +22,9 @@ from immutables import Map
 from yeto.core.config import CoreConfig
 from yeto.core.decisions import Decision, Ignored
 from yeto.core.events import Event
+from yeto.core.outer import Outer
 from yeto.core.parts import GATHERING, Dial, Gated, Link, Phase, Round, made
-from yeto.core.values import FragmentMark, LedgerEntry, Member, SessionTerms
+from yeto.core.values import FragmentMark, LedgerEntry, Member, OuterMark, SessionTerms
 
 _EMPTY: Map[Any, Any] = Map()
 _new = object.__new__
@@ -78,6 +79,10 @@ class Fields:
     versions: tuple[int, ...] = ()
     broadcast: tuple[int, ...] = ()
     """Per fragment the last version whose broadcast was ordered; empty before the first."""
+    outer: Outer | None = None
+    """The outer settings in force; None before rounds have started."""
+    outer_marks: tuple[OuterMark, ...] = ()
+    """Per fragment, what its momentum buffer has gathered."""
     ledger: Map[int, LedgerEntry] = _EMPTY
     durable: int = -1
     """Step of the newest durable checkpoint."""
@@ -152,6 +157,10 @@ class Fields:
             and self.target >= 2 * self.num_fragments
             and step > self.target - self.num_fragments
         )
+
+    def is_plain(self, round_: Round) -> bool:
+        """Whether the pushes of a round are averaged whatever the layout says, and not corrected."""
+        return round_.sweep or (self.outer is not None and self.outer.plain)
 
     def everyone(self) -> tuple[Member, ...]:
         """The current members, in learner order."""

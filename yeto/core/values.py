@@ -54,6 +54,17 @@ class FragmentMark:
 
 
 @frozen(kw_only=True, slots=False)
+class OuterMark:
+    """What the momentum buffer of a fragment has gathered (see :mod:`yeto.core.outer`)."""
+
+    fragment: int
+    merges: int
+    """Commits that moved it."""
+    gain: float
+    """What it would hold if each of their gradients had been 1."""
+
+
+@frozen(kw_only=True, slots=False)
 class FragmentVersionRef:
     """A fragment at a version."""
 

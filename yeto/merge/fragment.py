@@ -10,7 +10,8 @@ is made when the push arrives. After sealing, one accumulation pass decodes all 
 time: decode -> negate -> correct -> accumulate, where the middle two are only coefficients of the last.
 Beside the gradient itself no tensor of the fragment's size is ever made.
 
-The momentum handed to the correction is (1 - mu) times the Nesterov buffer; see ``yeto.merge.correction``.
+The momentum handed to the correction is the Nesterov buffer scaled to a mean gradient, by (1 - mu) unless
+another scale is given; see ``yeto.merge.correction``.
 """
 
 from __future__ import annotations
@@ -131,6 +132,7 @@ def merge_fragment(
     momentum: Tensor,
     *,
     mu: float,
+    momentum_scale: float | None = None,
     plain_average: bool = False,
     threads: int | None = None,
 ) -> MergedGradient:
@@ -141,6 +143,7 @@ def merge_fragment(
         layout: the fragment's tensors and merge mode.
         momentum: the fragment's Nesterov buffer, 1-D f32.
         mu: outer momentum, in [0, 1).
+        momentum_scale: what makes the buffer a mean gradient; None for 1 - mu.
         plain_average: closing sweep: weighted average of every tensor, nothing corrected.
         threads: at most this many work at a time; None for one a core. It changes no bit.
 
@@ -149,7 +152,14 @@ def merge_fragment(
     """
     radial = layout.mode is MergeMode.RDA and not plain_average
     parts = parts_of(
-        pushes, layout, momentum, mu=mu, radial=radial, plain_average=plain_average, threads=threads
+        pushes,
+        layout,
+        momentum,
+        mu=mu,
+        momentum_scale=momentum_scale,
+        radial=radial,
+        plain_average=plain_average,
+        threads=threads,
     )
     out = empty_floats(layout.numel)
     reduced = reduce_into(
@@ -195,6 +205,7 @@ def parts_of(
     momentum: Tensor,
     *,
     mu: float,
+    momentum_scale: float | None = None,
     radial: bool,
     plain_average: bool = False,
     threads: int | None = None,
@@ -206,6 +217,7 @@ def parts_of(
         layout: the fragment's tensors.
         momentum: the fragment's Nesterov buffer.
         mu: outer momentum.
+        momentum_scale: what makes the buffer a mean gradient; None for 1 - mu.
         radial: whether norms are needed for a radial-directional average.
         plain_average: nothing is corrected.
         threads: at most this many work at a time.
@@ -217,13 +229,14 @@ def parts_of(
     _require_numel("momentum", momentum.numel(), layout.numel)
     buffer, cut = flatten(momentum), _cut(layout)
     sources = [of_payload(push.payload, push.dtype, layout.numel) for push in pushes]
+    damping = 1.0 - mu if momentum_scale is None else momentum_scale
     correcting = [push.correct and not plain_average for push in pushes]
     contributions = [
         _contributions(
             _facts_of(push, source, buffer, cut, threads) if radial or corrects else None,
             share,
             cut.tensors,
-            1.0 - mu if corrects else None,
+            damping if corrects else None,
         )
         for push, source, share, corrects in zip(
             pushes, sources, shares([push.weight for push in pushes]), correcting, strict=True

@@ -31,6 +31,7 @@ class MatrixMerge:
         momentum: Tensor,
         *,
         mu: float,
+        momentum_scale: float | None = None,
         threads: int | None = None,
     ) -> None:
         """Prepare the merge of one sealed attempt; arguments as for ``yeto.merge.merge_fragment``.
@@ -38,7 +39,9 @@ class MatrixMerge:
         Raises:
             MergeError: a size or weight does not fit, or the weights sum to 0.
         """
-        self._parts = parts_of(pushes, layout, momentum, mu=mu, radial=False, threads=threads)
+        self._parts = parts_of(
+            pushes, layout, momentum, mu=mu, momentum_scale=momentum_scale, radial=False, threads=threads
+        )
         self._threads = threads
         self._elements = empty_floats(layout.numel)
         self._views, start = [], 0

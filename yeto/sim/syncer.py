@@ -19,7 +19,7 @@ from yeto.core import events as ev
 from yeto.core.decisions import CheckpointOrdered, Decision, LearnerRefused, SessionEnded
 from yeto.core.parts import made
 from yeto.core.timers import next_deadline
-from yeto.core.values import FragmentMark, LedgerEntry, Member, SessionTerms
+from yeto.core.values import FragmentMark, LedgerEntry, Member, OuterMark, SessionTerms
 from yeto.sim.agenda import INFINITY, spell
 from yeto.sim.messages import PushMessage, initial_digest
 from yeto.sim.network import Connection, SharedRate
@@ -40,6 +40,7 @@ class Cut:
     seq: int
     marks: tuple[FragmentMark, ...]
     ledger: tuple[LedgerEntry, ...]
+    outer_marks: tuple[OuterMark, ...]
     finish_target: int | None
 
     def mark(self) -> Mark:
@@ -201,6 +202,7 @@ class Syncer:
             awaited=past.awaited,
             acked=past.acked,
             finish_target=cut.finish_target,
+            outer_marks=cut.outer_marks,
         )
         if self.world.observer is not None:
             self.world.observer.resuming(event, cut.mark())
@@ -439,6 +441,7 @@ class Syncer:
             seq=seq,
             marks=state.marks,
             ledger=tuple(state.ledger[learner] for learner in sorted(state.ledger)),
+            outer_marks=state.outer_marks,
             finish_target=order.finish_target,
         )
 

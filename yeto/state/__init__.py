@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         write_final_marker,
     )
     from yeto.state.inspection import Inspection, inspect
-    from yeto.state.manifest import LedgerEntry, Manifest, read_manifest
+    from yeto.state.manifest import LedgerEntry, Manifest, OuterMark, read_manifest
     from yeto.state.reading import StoredCheckpoint, has_checkpoint, open_checkpoint, read_checkpoint
     from yeto.state.resume import SettingChange, validate_resume, validate_single_file
     from yeto.state.store import FragmentStore, FragmentVersion
@@ -36,6 +36,7 @@ _HOME = {
     "Inspection": "inspection",
     "LedgerEntry": "manifest",
     "Manifest": "manifest",
+    "OuterMark": "manifest",
     "SettingChange": "resume",
     "StoredCheckpoint": "reading",
     "checkpoint_at": "takeover",
@@ -66,6 +67,7 @@ __all__ = [
     "Inspection",
     "LedgerEntry",
     "Manifest",
+    "OuterMark",
     "SettingChange",
     "StoredCheckpoint",
     "checkpoint_at",

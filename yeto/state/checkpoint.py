@@ -21,6 +21,7 @@ from yeto.state.manifest import (
     LedgerEntry,
     Manifest,
     ManifestFragment,
+    OuterMark,
     fragment_file,
     version_at,
 )
@@ -62,6 +63,8 @@ class Checkpoint:
     """Sequence number of this checkpoint's ``checkpoint_ordered`` record."""
     finish_target: int | None = None
     """Target step of a budget finish, once one began."""
+    outer_marks: tuple[OuterMark, ...] | None = None
+    """What the momentum buffer of each fragment has gathered, in order; None where that was not counted."""
     software_version: str | None = yeto.__version__
     format: str = FOLDER
     digest: str | None = None
@@ -133,6 +136,7 @@ def manifest_of(checkpoint: Checkpoint) -> Manifest:
         tape_seq=checkpoint.tape_seq,
         finish_target=checkpoint.finish_target,
         training_manifest=checkpoint.training_manifest,
+        outer_marks=checkpoint.outer_marks,
     )
 
 
@@ -154,6 +158,7 @@ def checkpoint_of(manifest: Manifest, fragments: tuple[FragmentVersion, ...], di
         tape_seq=manifest.tape_seq,
         finish_target=manifest.finish_target,
         software_version=manifest.software_version,
+        outer_marks=manifest.outer_marks,
         digest=digest,
     )
 

@@ -64,6 +64,17 @@ class LedgerEntry:
 
 
 @frozen(kw_only=True)
+class OuterMark:
+    """What the momentum buffer of one fragment has gathered; the coordinator goes on counting from it."""
+
+    fragment: int
+    merges: int
+    """Commits that moved it."""
+    gain: float
+    """What it would hold if each of their gradients had been 1."""
+
+
+@frozen(kw_only=True)
 class ManifestFragment:
     """One fragment of a checkpoint."""
 
@@ -115,6 +126,8 @@ class Manifest:
     """Target step of a budget finish, once one began."""
     training_manifest: dict[str, Any] | None = None
     """What the learners stated about model and tuning, if they did."""
+    outer_marks: tuple[OuterMark, ...] | None = None
+    """One a fragment, in order; None in a manifest from before there were any."""
 
     @property
     def layout(self) -> Layout:
@@ -251,6 +264,16 @@ def _check(manifest: Manifest, name: str) -> None:
         (_is_hex(manifest.session_contract, 64), "session_contract is not 64 hex digits"),
         (_ascending([entry.learner for entry in manifest.ledger]), "ledger: learners do not ascend from 0"),
     ]
+    if manifest.outer_marks is not None:
+        marked = [mark.fragment for mark in manifest.outer_marks]
+        checks.append((marked == list(range(count)), "outer_marks: not one for each fragment, in order"))
+        checks += [
+            (
+                mark.merges >= 0 and 0.0 <= mark.gain < math.inf,
+                f"outer_marks[{mark.fragment}]: {mark.merges} merges with a gain of {mark.gain} cannot be",
+            )
+            for mark in manifest.outer_marks
+        ]
     for place, entry in enumerate(manifest.fragments):
         where = f"fragments[{place}]"
         version = version_at(manifest.step, place, count)

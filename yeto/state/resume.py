@@ -23,6 +23,9 @@ FIXED_SETTINGS: Final = {"num_learners": "--learners", "num_fragments": "--fragm
 
 _REMEDY: Final = "it can be inspected (yeto checkpoint inspect) and exported (yeto-export)"
 
+OLDER: Final = {"outer": "stock"}
+"""Settings that older checkpoints do not have, with what all of them had."""
+
 ABSENT: Final = "(absent)"
 """Stands for a setting that one side does not have."""
 
@@ -126,7 +129,7 @@ def _compared(
     for name in sorted(checkpoint.settings.keys() | settings.keys() if checkpoint.settings else ()):
         if name == "num_fragments":
             continue  # None and P mean the same thing here; compared above
-        stored, now = checkpoint.settings.get(name, ABSENT), settings.get(name, ABSENT)
+        stored, now = (side.get(name, OLDER.get(name, ABSENT)) for side in (checkpoint.settings, settings))
         if stored == now:
             continue
         if name in FIXED_SETTINGS:

@@ -95,7 +95,7 @@ def _is(origin: object) -> Callable[[Any], bool]:
 def _make_converter() -> Converter:
     """Return the one converter of this border. Order matters: the classes' hooks use the scalars'."""
     converter = Converter(detailed_validation=True)
-    for kind in (int, str, bool):
+    for kind in (int, float, str, bool):
         converter.register_structure_hook(kind, _exactly(kind))
     converter.register_structure_hook_factory(_is(dict), lambda _: _exactly(dict))
     converter.register_structure_hook_factory(_is(tuple), lambda type_: _tuple_hook(type_, converter))

@@ -20,10 +20,12 @@ from yeto import __version__
 from yeto.core import State
 from yeto.core.decisions import CheckpointOrdered
 from yeto.core.events import CheckpointFailed, CheckpointWritten, Event
+from yeto.core.outer import with_numbers
 from yeto.errors import CheckpointError
 from yeto.state import (
     Checkpoint,
     LedgerEntry,
+    OuterMark,
     checkpoint_at,
     remove_final_marker,
     require_space,
@@ -112,7 +114,7 @@ class Checkpointer:
             ledger=tuple(
                 LedgerEntry(**attrs.asdict(state.ledger[learner])) for learner in sorted(state.ledger)
             ),
-            settings=attrs.asdict(state.config),
+            settings=attrs.asdict(with_numbers(state.config)),
             dtype=terms.stated.dtype,
             layout=terms.layout,
             iso_backend=self._config.iso_backend,
@@ -123,5 +125,6 @@ class Checkpointer:
             tape_file=str(self._config.event_tape),
             tape_seq=seq,
             finish_target=order.finish_target,
+            outer_marks=tuple(OuterMark(**attrs.asdict(mark)) for mark in state.outer_marks),
             software_version=__version__,
         )

@@ -24,6 +24,7 @@ import attrs
 from attrs import frozen
 
 from yeto.core import CoreConfig
+from yeto.core.outer import with_numbers
 from yeto.errors import ConfigError
 from yeto.state.manifest import ISO_BACKENDS
 from yeto.syncer.svd_settings import SvdSettings
@@ -201,6 +202,10 @@ def merge_profile(config: CoreConfig) -> str:
     SHA-256 over the canonical JSON of the fields that change what is merged or when. Numbers are written
     as text, so that no reader's float formatting is part of the hash.
     """
-    values = {name: str(getattr(config, name)) for name in PROFILE_FIELDS}
+    settled = with_numbers(config)
+    values = {name: str(getattr(settled, name)) for name in PROFILE_FIELDS}
+    if config.outer != "stock":
+        # A profile of stock settings is what it was when there were no others.
+        values["outer"] = config.outer
     canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

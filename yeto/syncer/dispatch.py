@@ -169,7 +169,11 @@ class Orders:
             case SessionEnded():
                 return self._end(decision)
             case RoundsStarted():
-                log.info("%s", decision.why)
+                assert state.outer is not None, "it is settled before rounds start"
+                warnings = state.outer.warnings
+                log.log(logging.WARNING if warnings else logging.INFO, "%s", decision.why)
+                for warning in warnings if decision.outer is None else ():
+                    log.warning("%s", warning)  # which the sentence does not hold
                 self._checkpointer.unmark()
             case SessionEnding():
                 log.info("%s", decision.why)

@@ -64,7 +64,9 @@ class Work:
     dtype: str
     layout: FragmentLayout
     mu: float
-    """Outer momentum, which the correction scales with."""
+    """Outer momentum, which the correction scales with where no scale was ordered."""
+    momentum_scale: float | None
+    """The scale that was."""
     plain_average: bool
     pushes: tuple[Push, ...]
     merged: MergeFinished | None
@@ -128,6 +130,7 @@ def execute(work: Work, base: FragmentVersion, *, threads: int) -> Outcome:
             work.layout,
             base.momentum,
             mu=work.mu,
+            momentum_scale=work.momentum_scale,
             plain_average=work.plain_average,
             threads=threads,
         )

@@ -35,6 +35,7 @@ from yeto.core.decisions import (
     RoundCommitted,
 )
 from yeto.core.events import MergeFinished, PushReceived, SessionResumed
+from yeto.core.outer import stock_momentum
 from yeto.core.values import FragmentMark, Member
 from yeto.errors import RecordingError
 from yeto.state import FragmentVersion
@@ -62,6 +63,7 @@ class _Attempt:
     received: dict[Member, PushReceived] = field(factory=dict)
     sealed: AttemptSealed | None = None
     plain_average: bool = False
+    momentum_scale: float | None = None
     merged: MergeFinished | None = None
     ordered: CommitOrdered | None = None
 
@@ -202,7 +204,8 @@ class Reexecution:
             case AttemptSealed():
                 self._attempt(body.step, body.attempt).sealed = body
             case MergeOrdered():
-                self._attempt(body.step, body.attempt).plain_average = body.plain_average
+                attempt = self._attempt(body.step, body.attempt)
+                attempt.plain_average, attempt.momentum_scale = body.plain_average, body.momentum_scale
             case MergeFinished() if body.step > state.step:
                 self._attempt(body.step, body.attempt).merged = body
             case CommitOrdered():
@@ -304,7 +307,8 @@ class Reexecution:
             arithmetic=self._start.arithmetic,
             dtype=self._start.manifest.dtype,
             layout=self._start.manifest.fragments[fragment].layout(),
-            mu=state.config.outer_momentum,
+            mu=stock_momentum(state.config),
+            momentum_scale=attempt.momentum_scale,
             plain_average=attempt.plain_average,
             pushes=attempt.pushes(),
             merged=attempt.merged,

@@ -16,6 +16,7 @@ it into the store when the coordinator says that the round is committed, never b
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final, NoReturn
 
 import trio
@@ -25,6 +26,7 @@ from torch import Tensor
 from yeto.core import CoreConfig
 from yeto.core.decisions import AttemptOpened, CommitOrdered, MergeOrdered
 from yeto.core.events import MergeFailed, MergeFinished, OuterStepApplied, PushReceived
+from yeto.core.outer import stock_momentum
 from yeto.core.values import Member
 from yeto.errors import MergeError, SvdPoolError
 from yeto.link import new_buffer
@@ -296,7 +298,7 @@ class Rounds:
         layout = self._session.fragment_layout(order.fragment)
         momentum = self._session.store.current(order.fragment).momentum
         try:
-            merged = await self._reduce(inputs, layout, momentum, plain_average=order.plain_average)
+            merged = await self._reduce(inputs, layout, momentum, order)
             agreement = await trio.to_thread.run_sync(
                 measure_agreement,
                 inputs,
@@ -335,13 +337,21 @@ class Rounds:
         )
 
     async def _reduce(
-        self, pushes: list[PushInput], layout: FragmentLayout, momentum: Tensor, *, plain_average: bool
+        self, pushes: list[PushInput], layout: FragmentLayout, momentum: Tensor, order: MergeOrdered
     ) -> MergedGradient:
-        mu = self._config.outer_momentum
-        if self._svd is not None and layout.mode is MergeMode.ISO and not plain_average:
-            return await self._svd.merge(pushes, layout, momentum, mu=mu)
+        mu, scale = stock_momentum(self._config), order.momentum_scale
+        if self._svd is not None and layout.mode is MergeMode.ISO and not order.plain_average:
+            return await self._svd.merge(pushes, layout, momentum, mu=mu, momentum_scale=scale)
         return await trio.to_thread.run_sync(
-            lambda: merge_fragment(pushes, layout, momentum, mu=mu, plain_average=plain_average),
+            partial(
+                merge_fragment,
+                pushes,
+                layout,
+                momentum,
+                mu=mu,
+                momentum_scale=scale,
+                plain_average=order.plain_average,
+            ),
             limiter=self._heavy,
             abandon_on_cancel=True,
         )

@@ -25,7 +25,8 @@ from yeto import __version__
 from yeto.core import CoreConfig, State, initial_state, step
 from yeto.core.decisions import SessionOpened
 from yeto.core.events import SessionResumed
-from yeto.core.values import FragmentMark, LedgerEntry, SessionTerms
+from yeto.core.outer import with_numbers
+from yeto.core.values import FragmentMark, LedgerEntry, OuterMark, SessionTerms
 from yeto.errors import CheckpointError, ConfigError
 from yeto.state import (
     Checkpoint,
@@ -138,7 +139,9 @@ def _resumed(config: SyncerConfig, held: ExitStack) -> Start:
         return _older(config, held, core, checkpoint)
     for notice in checkpoint.notices:
         log.warning("%s", notice)
-    changes = validate_resume(checkpoint, settings=attrs.asdict(core), iso_backend=config.iso_backend)
+    changes = validate_resume(
+        checkpoint, settings=attrs.asdict(with_numbers(core)), iso_backend=config.iso_backend
+    )
     require_space(config.checkpoint_path, sum(version.numel for version in checkpoint.fragments))
     state = initial_state(core)
     header = _header(core)
@@ -190,7 +193,9 @@ def _older(config: SyncerConfig, held: ExitStack, core: CoreConfig, checkpoint: 
             f"--record-payloads: {config.checkpoint_path} is an older single file, which a recording cannot "
             "begin with; go on without it until the next checkpoint is written, then resume with it"
         )
-    validate_single_file(checkpoint, settings=attrs.asdict(core), iso_backend=config.iso_backend)
+    validate_single_file(
+        checkpoint, settings=attrs.asdict(with_numbers(core)), iso_backend=config.iso_backend
+    )
     require_space(config.checkpoint_path, sum(version.numel for version in checkpoint.fragments))
     state = initial_state(core)
     step(state, resumed_event(checkpoint, core, Past(checkpoint_seq=None), _unknown(checkpoint)))
@@ -285,6 +290,9 @@ def resumed_event(
         awaited=past.awaited,
         acked=past.acked,
         finish_target=checkpoint.finish_target,
+        outer_marks=None
+        if checkpoint.outer_marks is None
+        else tuple(OuterMark(**attrs.asdict(mark)) for mark in checkpoint.outer_marks),
     )
 
 

@@ -58,7 +58,13 @@ class SvdMerges:
         self._ending.set()
 
     async def merge(
-        self, pushes: Sequence[PushInput], layout: FragmentLayout, momentum: Tensor, *, mu: float
+        self,
+        pushes: Sequence[PushInput],
+        layout: FragmentLayout,
+        momentum: Tensor,
+        *,
+        mu: float,
+        momentum_scale: float | None = None,
     ) -> MergedGradient:
         """Return the iso merge of a sealed attempt; arguments as for ``yeto.merge.merge_fragment``.
 
@@ -66,7 +72,9 @@ class SvdMerges:
             MergeError: a size or weight does not fit.
             SvdPoolError: the pool failed, and the coordinator has been told.
         """
-        merge = await self._compute(partial(MatrixMerge, pushes, layout, momentum, mu=mu))
+        merge = await self._compute(
+            partial(MatrixMerge, pushes, layout, momentum, mu=mu, momentum_scale=momentum_scale)
+        )
         failures: list[SvdPoolError] = []
 
         async def decompose(place: int, matrix: Tensor) -> None:

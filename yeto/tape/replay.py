@@ -23,6 +23,7 @@ from attrs import frozen
 from yeto.core import State
 from yeto.core.decisions import Decision
 from yeto.core.events import Event, SessionResumed
+from yeto.core.later import later_fields
 from yeto.errors import ConfigError, CoordinatorError, TapeError
 from yeto.tape.codec import Decoder
 from yeto.tape.reader import complete_lines, no_header, open_tape
@@ -210,9 +211,9 @@ def replay(path: str | PathLike[str], *, until: int | None = None, step: Step | 
 def state_to_json(state: object) -> dict[str, Any]:
     """Return a state as plain JSON values, every map sorted by its key.
 
-    attrs classes become objects, maps become objects whose keys are joined with commas where they are
-    tuples or values of several fields, sets become sorted lists. Infinity and NaN, which JSON lacks,
-    become null.
+    attrs classes become objects, without fields that joined later and have their default; maps become objects
+    whose keys are joined with commas where they are tuples or values of several fields, sets become sorted
+    lists. Infinity and NaN, which JSON lacks, become null.
     """
     result = _plain(state)
     assert isinstance(result, dict), "a state is an attrs class"
@@ -228,7 +229,10 @@ def _plain(value: object) -> Any:
         return value if abs(value) < float("inf") else None
     cls: Any = type(value)
     if attrs.has(cls):
-        return {name: _plain(getattr(value, name)) for name in sorted(attrs.fields_dict(cls))}
+        later = later_fields(cls)
+        fields = {name: getattr(value, name) for name in sorted(attrs.fields_dict(cls))}
+        # As on a tape: what joined later stands only where it says something.
+        return {k: _plain(v) for k, v in fields.items() if k not in later or v != later[k]}
     if isinstance(value, Mapping):
         return {_key(key): _plain(value[key]) for key in sorted(value)}
     if isinstance(value, Set):

@@ -18,7 +18,7 @@ from yeto.core import CoreConfig, Phase, State, initial_state, step
 from yeto.core import decisions as de
 from yeto.core import events as ev
 from yeto.core.resume import version_at
-from yeto.core.values import FragmentMark, LedgerEntry, SessionTerms
+from yeto.core.values import FragmentMark, LedgerEntry, OuterMark, SessionTerms
 from yeto.tape import Header, Replayer, encode, round_at, state_to_json
 
 
@@ -29,6 +29,7 @@ class Saved:
     fragments: tuple[FragmentMark, ...]
     ledger: tuple[LedgerEntry, ...] = ()
     finish_target: int | None = None
+    outer_marks: tuple[OuterMark, ...] | None = None
 
 
 def state_bytes(state: State) -> bytes:
@@ -71,6 +72,7 @@ class TapedSession(Session):
                     fragments=self.state.marks,
                     ledger=tuple(self.state.ledger[learner] for learner in sorted(self.state.ledger)),
                     finish_target=decision.finish_target,
+                    outer_marks=self.state.outer_marks,
                 )
         if isinstance(event, ev.SessionResumed):
             self.config = event.config

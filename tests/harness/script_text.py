@@ -108,8 +108,9 @@ def _decision(d: de.Decision) -> tuple[str, bool]:
             retry = "" if d.retry_at is None else f", retry at {number(d.retry_at)}"
             return f"{_of(d)} {d.reason}{lost}{retry}", True
         case de.MergeOrdered():
-            plain = ", plain average" if d.plain_average else ""
-            return f"{_of(d)} p{d.fragment}: {'; '.join(map(_weighted, d.responders))}{plain}", False
+            how = ", plain average" if d.plain_average else ""
+            how += "" if d.momentum_scale is None else f", momentum scaled by {number(d.momentum_scale)}"
+            return f"{_of(d)} p{d.fragment}: {'; '.join(map(_weighted, d.responders))}{how}", False
         case de.CommitOrdered():
             sweep = ", sweep" if d.sweep else ""
             no_op = ", no-op" if d.no_op else ""

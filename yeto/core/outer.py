@@ -218,14 +218,14 @@ def _warnings(config: CoreConfig, outer: Outer, merges: int) -> tuple[str, ...]:
     if momentum == 0.0:
         return ()
     dense = interval <= DENSE_STEPS
-    often = f"{interval:g} steps apart" if interval > 0 else "as often as they can be"
+    often = f"{interval:g} steps apart" if interval > 0 else "without a sync interval"
     if outer.kind == "normalised":
-        untried = f"momentum on merges that are {often} was never measured; --outer direct was"
+        untried = f"momentum on merges {often} was never measured; --outer direct was"
         return (untried,) if dense else ()
     found = []
     gain = outer.lr / (1.0 - momentum)
     if dense:
-        found.append(f"momentum on merges that are {often} was found to train worse; use --outer direct")
+        found.append(f"momentum on merges {often} was found to train worse; use --outer direct")
     elif gain > GAIN_MAX and merges * (1.0 - momentum) < LONG_RUN:
         found.append(
             f"this momentum applies a steady gradient {gain:.1f} times, and {merges} merges of each fragment "

@@ -24,9 +24,12 @@ from yeto.view.follow import Watcher
 SECONDS_MAX = 240
 """Far more than a run takes; a hang fails here instead of at the end of everybody's patience."""
 
+PLAIN = {"learners": 1, "eval_data": None, "eval_rows": None, "sync_interval_steps": 1}
+"""Of runs that are about processes: a learner and few steps are enough, and nobody looks at a score."""
+
 UNTAGGED = Path(__file__).parents[2] / "fixtures" / "templates" / "untagged.jinja"
 
-pytestmark = [pytest.mark.begins_early, pytest.mark.timeout(2 * SECONDS_MAX)]
+pytestmark = [pytest.mark.begins_early, pytest.mark.timeout(4 * SECONDS_MAX)]
 
 
 def words_of(fixtures, run_dir, **flags):
@@ -166,7 +169,7 @@ def test_a_run_whose_children_are_killed_ends_with_a_better_verified_model(fixtu
 
 def test_ctrl_c_leaves_a_checkpoint_that_resumes_and_exports(fixtures, tmp_path):
     run_dir = tmp_path / "run"
-    with started(command(fixtures, run_dir, total_steps=400), tmp_path) as (process, output):
+    with started(command(fixtures, run_dir, total_steps=400, **PLAIN), tmp_path) as (process, output):
         Watch(run_dir, process, output).until(lambda view: view.step >= 2)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=SECONDS_MAX) == 4, output.read_text()
@@ -181,7 +184,7 @@ def test_ctrl_c_leaves_a_checkpoint_that_resumes_and_exports(fixtures, tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "exported" / "adapter_model.safetensors").exists()
 
-    words = command(fixtures, run_dir, resume=True, total_steps=stopped_at + 4)
+    words = command(fixtures, run_dir, resume=True, total_steps=stopped_at + 4, **PLAIN)
     with started(words, tmp_path) as (process, output):
         text = finished(process, output)
     assert "every decision follows from its events" in text
@@ -189,12 +192,11 @@ def test_ctrl_c_leaves_a_checkpoint_that_resumes_and_exports(fixtures, tmp_path)
     assert verdict.divergence is None
     assert verdict.state.step == stopped_at + 4
     assert processes_of(run_dir) == []
-    for learner in (0, 1):
-        assert "resumed at local step" in (run_dir / "logs" / f"learner-{learner}.log").read_text()
-        assert (run_dir / "learners" / str(learner) / "state" / "done.json").exists()
+    assert "resumed at local step" in (run_dir / "logs" / "learner-0.log").read_text()
+    assert (run_dir / "learners" / "0" / "state" / "done.json").exists()
 
-    # The learners' part was over; that of the run is not, once more is asked of it.
-    words = command(fixtures, run_dir, resume=True, total_steps=stopped_at + 6)
+    # The learner's part was over; that of the run is not, once more is asked of it.
+    words = command(fixtures, run_dir, resume=True, total_steps=stopped_at + 6, **PLAIN)
     with started(words, tmp_path) as (process, output):
         finished(process, output)
     assert replay(run_dir / "events.jsonl").state.step == stopped_at + 6
@@ -202,11 +204,11 @@ def test_ctrl_c_leaves_a_checkpoint_that_resumes_and_exports(fixtures, tmp_path)
 
 def test_killing_the_parent_leaves_no_child(fixtures, tmp_path):
     run_dir = tmp_path / "run"
-    with started(command(fixtures, run_dir, total_steps=400), tmp_path) as (process, output):
+    with started(command(fixtures, run_dir, total_steps=400, **PLAIN), tmp_path) as (process, output):
         Watch(run_dir, process, output).until(lambda view: view.config is not None)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + SECONDS_MAX
         while processes_of(run_dir):
             assert time.monotonic() < deadline, "children outlived their parent"
             time.sleep(0.05)

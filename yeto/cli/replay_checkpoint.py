@@ -103,6 +103,12 @@ def manifest_differences(manifest: Manifest, state: State) -> list[str]:
         # Before its first commit a fragment's momentum is zero and the tape states no digest for it.
         if mark.momentum_digest:
             compare(of + "momentum digest", stored.momentum_digest, mark.momentum_digest)
+    for kept, counted in zip(manifest.outer_marks or (), state.outer_marks, strict=False):
+        compare(
+            f"fragment {counted.fragment}, (merges, gain) of its momentum",
+            (kept.merges, kept.gain),
+            (counted.merges, counted.gain),
+        )
     ledger = {entry.learner: (entry.merges, entry.c_steps, entry.c_tokens) for entry in manifest.ledger}
     for learner in sorted(ledger.keys() | state.ledger.keys()):
         told = state.ledger.get(learner, LedgerEntry(learner=learner, merges=0, c_steps=0, c_tokens=0))

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import attrs
 from attrs import frozen
@@ -20,7 +20,10 @@ from yeto.cli.passing import flags_without, to_words
 from yeto.cli.quiet import silence_libraries
 from yeto.cli.run_learner import LearnerFlags
 from yeto.cli.run_syncer import SyncerFlags
+from yeto.core import CoreConfig
+from yeto.core.outer import resolved
 from yeto.errors import ConfigError, ReplayDivergence, YetoError
+from yeto.learner.config import CARRY
 
 DEFAULT_MERGES = 8
 """Merges of every fragment when no length is given: enough to see a training work."""
@@ -37,6 +40,7 @@ LEARNER_LEFT_OUT = {
     *("syncer", "learner_id", "num_learners", "output_dir", "log_jsonl", "model", "data", "eval_data"),
     *("auth_key_file", "no_manifest", "learner_budget_steps", "max_local_steps", "torch_threads"),
     *("tls_ca", "tls_cert", "tls_key", "tls_server_name", "state_dir", "shard", "rank_timeout"),
+    *("merge_alpha",),
 }
 
 SyncerPart: Any = flags_without(SyncerFlags, SYNCER_LEFT_OUT, name="SyncerPart", group="Syncer")
@@ -68,6 +72,9 @@ class LocalFlags:
     """Passes over the training rows, instead of --total-steps."""
     torch_threads: int | None = None
     """Threads of each learner. Default: this machine's cores, shared out."""
+    merge_alpha: float | Literal["carry"] | None = None
+    """What a merge leaves of the local weights; see yeto run --role learner. Default: carry where fragments
+    become averages (--outer direct, or auto where it comes to that), else 0.5."""
 
 
 def run_local_command(
@@ -88,15 +95,20 @@ def run_local_command(
         **{"syncer": "127.0.0.1:1", "model": flags.model, "data": flags.data, "eval_data": flags.eval_data}
         | {field.name: getattr(learner, field.name) for field in attrs.fields(LearnerPart)}
         | {"num_learners": flags.learners}
+        | ({} if flags.merge_alpha is None else {"merge_alpha": flags.merge_alpha})
     )
     settings.learner_config()
     text = settings.text_config()
     # The syncer's own checks; only then is anything written.
-    SyncerFlags(
-        learners=flags.learners,
-        total_steps=flags.total_steps or 1,
-        **{field.name: getattr(syncer, field.name) for field in attrs.fields(SyncerPart)},
-    ).config()
+    policy = (
+        SyncerFlags(
+            learners=flags.learners,
+            total_steps=flags.total_steps or 1,
+            **{field.name: getattr(syncer, field.name) for field in attrs.fields(SyncerPart)},
+        )
+        .config()
+        .core
+    )
     _check_inputs(text)
     _check_folder(flags)
 
@@ -109,6 +121,7 @@ def run_local_command(
         text = attrs.evolve(text, data=str(train), eval_data=str(heldout), data_revision=None)
     total_steps = _total_steps(flags, settings, text, syncer.sync_interval_steps)
     learner = attrs.evolve(learner, data_revision=text.data_revision)
+    alpha = merge_alpha(flags, policy, num_fragments=settings.fragments, total_steps=total_steps)
     threads = flags.torch_threads or max(1, (os.cpu_count() or 1) // flags.learners)
 
     def learner_words(learner_id: int) -> list[str]:
@@ -116,6 +129,7 @@ def run_local_command(
         return [
             *(f"--model={flags.model}", f"--data={text.data}", f"--eval-data={text.eval_data}"),
             *(f"--output-dir={output}", f"--state-dir={output / 'state'}", f"--torch-threads={threads}"),
+            *([] if alpha is None else [f"--merge-alpha={alpha}"]),
             *to_words(learner),
         ]
 
@@ -145,6 +159,19 @@ def run_local_command(
     except KeyboardInterrupt:
         print(f"interrupted after the end of training. The result: {_export(run, text)}")
         return INTERRUPTED
+
+
+def merge_alpha(
+    flags: LocalFlags, policy: CoreConfig, *, num_fragments: int, total_steps: int
+) -> float | str | None:
+    """Return ``--merge-alpha`` of the learners; None for their default.
+
+    Where a fragment becomes the average of its learners', a learner that keeps what it did meanwhile loses
+    nothing, and was measured to do best.
+    """
+    if flags.merge_alpha is None and resolved(policy, num_fragments=num_fragments, target=total_steps).plain:
+        return CARRY
+    return flags.merge_alpha
 
 
 def _check_inputs(text: Any) -> None:

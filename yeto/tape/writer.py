@@ -314,7 +314,7 @@ class TapeWriter:
             raise TapeError(f"{self._name}: the tape is closed")
 
     def _buffer(self, lines: Sequence[bytes]) -> None:
-        size = sum([len(line) for line in lines])
+        size = sum(map(len, lines))
         waiting = self._appended_bytes - self._durable_bytes
         if waiting + size > PENDING_BYTES_MAX:
             raise TapeError(

@@ -15,8 +15,8 @@ from yeto.core.values import OuterMark
 from yeto.errors import ConfigError, CoordinatorError
 from yeto.merge import outer_step
 
-STOCK = Outer(kind="stock", lr=0.7, momentum=0.9, why="")
-NORMALISED = Outer(kind="normalised", lr=1.0, momentum=0.9, why="")
+STOCK = Outer(kind="stock", lr=0.7, momentum=0.9)
+NORMALISED = Outer(kind="normalised", lr=1.0, momentum=0.9)
 FRESH = OuterMark(fragment=0, merges=0, gain=0.0)
 
 
@@ -55,7 +55,7 @@ def test_the_first_commits_of_normalised_momentum():
 def test_stock_and_direct_order_the_same_numbers_for_ever():
     assert [found[:2] for found in coefficients(STOCK, 3)] == [(0.7, 0.9)] * 3
     assert [gain for _, _, gain in coefficients(STOCK, 3)] == [1.0, 1.9, pytest.approx(2.71)]
-    direct = Outer(kind="direct", lr=1.0, momentum=0.0, why="")
+    direct = Outer(kind="direct", lr=1.0, momentum=0.0)
     assert list(coefficients(direct, 3)) == [(1.0, 0.0, 1.0)] * 3
 
 
@@ -65,7 +65,7 @@ def test_stock_and_direct_order_the_same_numbers_for_ever():
     merges=st.integers(1, 300),
 )
 def test_a_gradient_that_stays_the_same_is_applied_once_a_merge(lr, momentum, merges):
-    outer = Outer(kind="normalised", lr=lr, momentum=momentum, why="")
+    outer = Outer(kind="normalised", lr=lr, momentum=momentum)
     buffer = 0.0
     for step_lr, mu, gain in coefficients(outer, merges):
         buffer = mu * buffer + 1.0
@@ -79,7 +79,7 @@ def test_a_gradient_that_stays_the_same_is_applied_once_a_merge(lr, momentum, me
 )
 def test_the_real_outer_step_by_these_numbers_is_the_formula(gradients, momentum):
     """theta -= lr (D + mu_k buf) / (1 + mu_k g), in f64 and as published, against what the shell computes."""
-    outer = Outer(kind="normalised", lr=0.8, momentum=momentum, why="")
+    outer = Outer(kind="normalised", lr=0.8, momentum=momentum)
     theta, buf, g = 0.0, 0.0, 0.0
     params, buffer, mark = torch.zeros(1), torch.zeros(1), FRESH
     for k, gradient in enumerate(gradients):
@@ -131,8 +131,8 @@ def test_auto_goes_by_what_was_measured(interval, merges, learners, kind):
         target=8 * merges,
     )
     assert outer.kind == kind
-    assert outer.why.startswith(f"outer step {kind}, lr 1, momentum ")
-    assert "(auto: " in outer.why
+    assert outer.sentence.startswith(f"{kind}, lr 1, momentum ")
+    assert "(auto: " in outer.sentence
     assert not outer.warnings
 
 

@@ -51,9 +51,9 @@ def start_rounds(draft: Draft) -> None:
             learners=tuple(sorted(draft.current)),
             why=f"{here} of {draft.config.num_learners} learners are here, {needed} are enough"
             + (late if draft.start_with_quorum else "")
-            + (f"; {outer.why}" if outer.why else "")
-            + "".join(f"; warning: {warning}" for warning in outer.warnings if outer.why),
-            outer=outer.kind if outer.why else None,
+            + (f"; outer step {outer.sentence}" if outer.is_told else "")
+            + "".join(f"; warning: {warning}" for warning in outer.warnings if outer.is_told),
+            outer=outer.kind if outer.is_told else None,
         )
     )
 

@@ -60,10 +60,19 @@ class Outer:
     lr: float
     momentum: float
     """The momentum; with ``normalised`` the most that it comes to."""
-    why: str
-    """The settings as part of a sentence, with the reason of a choice; empty for a configuration of old."""
+    reason: str = ""
+    """Why ``auto`` came to this kind; empty where it was asked for."""
+    is_told: bool = True
+    """Whether the tape speaks of it: of a configuration of old it does not."""
     warnings: tuple[str, ...] = ()
     """What there is to say against them, with the remedy. Never an error."""
+
+    @property
+    def sentence(self) -> str:
+        """The settings in words."""
+        up_to = "up to " if self.kind == "normalised" else ""
+        reason = f" (auto: {self.reason})" if self.reason else ""
+        return f"{self.kind}, lr {self.lr:g}, momentum {up_to}{self.momentum:g}{reason}"
 
     @property
     def plain(self) -> bool:
@@ -150,13 +159,10 @@ def resolved(config: CoreConfig, *, num_fragments: int, target: int) -> Outer:
             interval=config.sync_interval_steps, merges=merges, num_learners=config.num_learners
         )
     lr, momentum = _numbers(config, kind)
-    outer = Outer(kind=kind, lr=lr, momentum=momentum, why="")
-    outer = replace(outer, warnings=() if config.budget_finish else _warnings(config, outer, merges))
-    if config.outer == "stock" and None not in (config.outer_lr, config.outer_momentum):
-        return outer
-    up_to = "up to " if kind == "normalised" else ""
-    why = f"outer step {kind}, lr {lr:g}, momentum {up_to}{momentum:g}"
-    return replace(outer, why=why + (f" (auto: {reason})" if reason else ""))
+    old = config.outer == "stock" and None not in (config.outer_lr, config.outer_momentum)
+    outer = Outer(kind=kind, lr=lr, momentum=momentum, reason=reason, is_told=not old)
+    # The finish of a budget is a sweep.
+    return outer if config.budget_finish else replace(outer, warnings=_warnings(config, outer, merges))
 
 
 def planned_merges(config: CoreConfig, *, num_fragments: int, target: int) -> int:

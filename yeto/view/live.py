@@ -148,6 +148,7 @@ def facts(moment: Moment) -> list[tuple[str, str]]:
             printable(f"{session.session_id}, Yeto {session.software_version}, {session.wall_clock}"),
         ),
         ("", f"{session.num_learners} learners, quorum {session.quorum}, {fragments}"),
+        *([] if session.outer is None else [("", f"outer step {session.outer}")]),
         (moment.phase, waited(moment.wait, now)),
         ("rounds", rounds),
         ("pace", f"{pace} merges/h, time left {left}, last commit {ago(moment.last_commit_at, now)}"),

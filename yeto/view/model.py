@@ -48,6 +48,8 @@ class SessionFacts:
     num_fragments: int | None
     """None until learner 0 or a checkpoint has said it."""
     dtype: str | None
+    outer: str | None
+    """The outer step in force, its numbers, and why it was chosen; None until the fragments are known."""
     pipeline: int
     checkpoint_every: int
     grace_cap_seconds: float

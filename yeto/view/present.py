@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from yeto.core import Phase, waiting_for
 from yeto.core.opening import opening_time
+from yeto.core.outer import resolved
 from yeto.core.parts import Status
 from yeto.core.state import State
 from yeto.tape import Spread
@@ -129,6 +130,9 @@ def _session(board: Board) -> SessionFacts:
         quorum=shadow.quorum,
         num_fragments=None if terms is None else terms.num_fragments,
         dtype=None if terms is None else terms.dtype,
+        outer=None
+        if terms is None
+        else resolved(config, num_fragments=terms.num_fragments, target=shadow.target).sentence,
         pipeline=config.pipeline,
         checkpoint_every=config.checkpoint_every,
         grace_cap_seconds=config.grace_cap_seconds,

@@ -49,6 +49,7 @@ from yeto.merge import (
     commit_fragment,
     compile_kernels,
     examine_push,
+    measure_agreement,
     merge_fragment,
 )
 from yeto.merge.blocks import plan
@@ -151,12 +152,16 @@ class Round:
 
     def seal(self) -> dict[str, Spent]:
         """Merge, make the outer step and encode the broadcast; return what each of the two took."""
-        merged, merging = timed(
-            partial(merge_fragment, self.pushes, self.layout, self.momentum, mu=MU, threads=self.threads)
-        )
+        merged, merging = timed(self._merge)
         assert len(merged.corrected) == len(self.pushes), "every push was to be corrected"
         _, committing = timed(partial(self._commit, merged))
         return {"merge": merging, "commit": committing}
+
+    def _merge(self) -> MergedGradient:
+        """Merge, and tell whether the learners agree, as the syncer does."""
+        merged = merge_fragment(self.pushes, self.layout, self.momentum, mu=MU, threads=self.threads)
+        assert measure_agreement(self.pushes, self.layout, self.momentum, merged) is not None
+        return merged
 
     def digest(self) -> None:
         """Digest as much as a whole round does, the longest first, and do nothing else."""

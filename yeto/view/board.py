@@ -18,7 +18,7 @@ from yeto.core import decisions as de
 from yeto.core import events as ev
 from yeto.tape import EVERYTHING, HEADER_KIND, Header, Item, Restart, Summary
 from yeto.view.agreement import Agreement
-from yeto.view.shadow import Shadow
+from yeto.view.shadow import AFTER_THE_END, Shadow
 
 if TYPE_CHECKING:
     from yeto.view.history import History
@@ -90,20 +90,21 @@ class Board:
 
     def feed(self, record: Item) -> None:
         """Take the next record."""
-        kind = record.kind
-        handle = _FREQUENT.get(kind)
-        if handle is not None:
-            summary, shadow = self.summary, self.shadow
-            summary.records += 1
-            summary.at = shadow.at = record.at
-            if shadow.phase is not Phase.ENDED:
-                handle(shadow, record, record.body)
+        # The one place that every record passes, so each fold's handler is called from here, without detours.
+        kind, summary, shadow = record.kind, self.summary, self.shadow
+        summary.records += 1
+        summary.at = shadow.at = record.at
+        route = _ROUTES.get(kind)
+        if route is None:
             return
-        self.summary.feed(record)
-        own = _HANDLERS.get(kind)
+        body = record.body
+        of_summary, own, of_shadow = route
+        if of_summary is not None:
+            of_summary(summary, record)
         if own is not None:
-            own(self, record, record.body)
-        self.shadow.feed(record)
+            own(self, record, body)
+        if of_shadow is not None and (shadow.phase is not Phase.ENDED or kind in AFTER_THE_END):
+            of_shadow(shadow, record, body)
 
     def pass_over(self, records: int, at: float) -> None:
         """Take note of records that were not fed, because they change nothing else.
@@ -244,13 +245,14 @@ _HANDLERS: dict[str, Callable[[Board, Item, Any], None]] = {
 }
 """What is done here with a record of each kind, before the shadow takes it."""
 
-_FREQUENT = {
-    kind: Shadow.HANDLERS[kind] for kind in (ev.Heartbeat.kind, ev.PushOffered.kind, de.PushAccepted.kind)
+_ROUTES = {
+    kind: (Summary.HANDLERS.get(kind), _HANDLERS.get(kind), Shadow.HANDLERS.get(kind))
+    for kind in {*Summary.HANDLERS, *_HANDLERS, *Shadow.HANDLERS}
 }
-"""Kinds of most records. Only the shadow has any use for them, so they go straight there."""
+"""Who takes a record of each kind, in this order."""
 
 WANTED: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(Summary.KINDS | set(Shadow.HANDLERS) | set(_HANDLERS), EVERYTHING),
+    **dict.fromkeys(_ROUTES, EVERYTHING),
     ev.Heartbeat.kind: ("learner", "generation", "local_step"),
     ev.PushOffered.kind: (
         *("learner", "generation", "step", "attempt", "local_step", "c_steps", "c_tokens", "payload_bytes"),

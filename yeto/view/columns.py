@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_right
+from collections.abc import Iterable
 from typing import Any
 
 SECONDS_EDGES = (
@@ -57,8 +58,16 @@ class Series:
         counts, totals, least, most = self._columns
         joined = tuple(array("d") for _ in range(4))
         for begin in range(0, len(counts), number):
-            filled = [i for i in range(begin, min(begin + number, len(counts))) if counts[i]]
-            joined[0].append(sum(counts[i] for i in filled))
+            end = min(begin + number, len(counts))
+            some = counts[begin:end]
+            if all(some):
+                joined[0].append(sum(some))
+                joined[1].append(math.fsum(totals[begin:end]))
+                joined[2].append(min(least[begin:end]))
+                joined[3].append(max(most[begin:end]))
+                continue
+            filled = [i for i in range(begin, end) if counts[i]]
+            joined[0].append(sum(some))
             joined[1].append(math.fsum(totals[i] for i in filled))
             joined[2].append(min((least[i] for i in filled), default=0.0))
             joined[3].append(max((most[i] for i in filled), default=0.0))
@@ -88,6 +97,22 @@ class Series:
             for column in extremes
         )
         return {"mean": mean, "min": least, "max": most}
+
+
+def add_all(columns: Iterable[Series], values: Iterable[float | None]) -> None:
+    """Take one value into each series, as ``Series.add`` does, without a call for each."""
+    for series, value in zip(columns, values, strict=True):
+        if value is None:
+            continue
+        count = series._count
+        if not count:
+            series._least = series._most = value
+        elif value < series._least:
+            series._least = value
+        elif value > series._most:
+            series._most = value
+        series._count = count + 1
+        series._total += value
 
 
 class Table:

@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from attrs import evolve
 
 from yeto.core.decisions import SessionOpened
 from yeto.core.events import SessionResumed
 from yeto.errors import TapeError
-from yeto.tape import Header, Restart, Skimmer, complete_lines, find_restarts, open_tape
+from yeto.tape import HEADER_KIND, Header, Restart, Skimmer, complete_lines, find_restarts, open_tape
 from yeto.view.board import WANTED, Board
 from yeto.view.history import History
 from yeto.view.logs import LogFolder
@@ -37,7 +38,8 @@ SLICE_LINES = 64
 COUNT_MAX = 1_000_000
 """Of learners, and of fragments: a thousand times what a large run has, and still little memory."""
 _SILENT = LearnerLive()
-_SIZED = (Header, SessionOpened, SessionResumed)
+_SIZED = frozenset({HEADER_KIND, SessionOpened.kind, SessionResumed.kind})
+"""Kinds that say how many there are of something."""
 
 _CONTRADICTED = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 """How a fold ends that meets a commit of nobody, say: it takes the tape's word, as only replay verifies it.
@@ -143,23 +145,27 @@ class Watcher:
             if status.st_size < self._done:
                 raise TapeError(f"{self.path}: records that were read are gone again: its writer failed")
             file.seek(self._done)
-            take, feed, last = self._skimmer.take, self.board.feed, b""
+            take, feed, last, done = self._skimmer.take, self.board.feed, b"", self._done
             self.behind = False
-            for line in complete_lines(file, str(self.path)):
-                self._done += len(line)
-                last = line
-                item = take(line)
-                if item is not None:
-                    body = item.body
-                    if isinstance(body, _SIZED):
-                        _require_possible(body)
-                        if isinstance(body, SessionResumed) and self._takes_back(item.seq, body.step):
-                            self._begin(find_restarts(self.path))
-                            return False
-                    feed(item)
-                if self._skimmer.line % SLICE_LINES == 0 and time.monotonic() >= until:
-                    self.behind = True
-                    break
+            try:
+                for number, line in enumerate(complete_lines(file, str(self.path)), 1):
+                    done += len(line)
+                    last = line
+                    item = take(line)
+                    if item is not None:
+                        if item.kind in _SIZED:
+                            body: Any = item.body
+                            _require_possible(body)
+                            if isinstance(body, SessionResumed) and self._takes_back(item.seq, body.step):
+                                self._begin(find_restarts(self.path))
+                                done = 0
+                                return False
+                        feed(item)
+                    if not number % SLICE_LINES and time.monotonic() >= until:
+                        self.behind = True
+                        break
+            finally:
+                self._done = done
         if last:
             self.board.pass_over(self._skimmer.line, self._skimmer.time_of(last))
         return True

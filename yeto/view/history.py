@@ -15,7 +15,7 @@ from typing import Any
 from attrs import frozen
 
 from yeto.core.decisions import RoundCommitted
-from yeto.view.columns import Histogram, Series, Table, joined
+from yeto.view.columns import Histogram, Series, Table, add_all, joined
 from yeto.view.json import plain
 from yeto.view.model import FORMAT
 from yeto.view.open_rounds import OpenRound
@@ -124,28 +124,34 @@ class History:
         self, at: float, round_: OpenRound, commit: RoundCommitted, seats: Mapping[int, Seat]
     ) -> None:
         """A round was committed, and stands."""
-        run, responders = self._run, commit.responders
+        responders = commit.responders
         self.run.begin(commit.step)
-        for name, number in self._pending.items():
-            self._run_counts[name][-1] += number
-        self._pending.clear()
-        run["committed_at"].add(at)
-        run["gather_seconds"].add(commit.quorum_seconds)
-        run["grace_seconds"].add(_between(round_.quorum_at, round_.sealed_at))
-        run["merge_seconds"].add(_between(round_.sealed_at, round_.merged_at))
-        run["turn_seconds"].add(_between(round_.merged_at, round_.ordered_at))
-        run["commit_seconds"].add(_between(round_.ordered_at, at))
-        run["round_seconds"].add(at - round_.opened_at)
-        run["attempts"].add(round_.attempt)
-        run["responders"].add(len(responders))
-        run["missed"].add(len(commit.missed))
-        run["staleness"].add(_mean([responder.staleness for responder in responders]))
-        run["gradient_norm"].add(None if commit.no_op else commit.gradient_norm)
-        run["delta_norm"].add(_mean([responder.delta_norm for responder in responders]))
-        run["cosine"].add(_mean([responder.cosine_to_momentum for responder in responders]))
-        run["delta_cosine"].add(commit.delta_cosine)
-        run["norm_ratio"].add(commit.norm_ratio)
-        run["offset_ratio"].add(commit.offset_ratio)
+        if self._pending:
+            for name, number in self._pending.items():
+                self._run_counts[name][-1] += number
+            self._pending.clear()
+        add_all(
+            self._run.values(),
+            (
+                at,
+                commit.quorum_seconds,
+                _between(round_.quorum_at, round_.sealed_at),
+                _between(round_.sealed_at, round_.merged_at),
+                _between(round_.merged_at, round_.ordered_at),
+                _between(round_.ordered_at, at),
+                at - round_.opened_at,
+                round_.attempt,
+                len(responders),
+                len(commit.missed),
+                _mean([responder.staleness for responder in responders]),
+                None if commit.no_op else commit.gradient_norm,
+                _mean([responder.delta_norm for responder in responders]),
+                _mean([responder.cosine_to_momentum for responder in responders]),
+                commit.delta_cosine,
+                commit.norm_ratio,
+                commit.offset_ratio,
+            ),  # in the order of RUN_SERIES
+        )
         self.histograms["quorum_seconds"].add(commit.quorum_seconds)
         self.histograms["merge_seconds"].add(commit.merge_seconds)
         self._enter_learners(commit, seats)
@@ -182,13 +188,17 @@ class History:
                 continue
             series, counts = self.of_learner(learner)
             counts["merged"][-1] += 1
-            series["staleness"].add(responder.staleness)
-            series["contribution"].add(responder.contribution)
-            series["delta_norm"].add(responder.delta_norm)
-            series["cosine"].add(responder.cosine_to_momentum)
             seat = seats.get(learner)
-            if seat is not None:
-                series["steps_per_second"].add(seat.steps_per_second)
+            add_all(
+                series.values(),
+                (
+                    responder.staleness,
+                    responder.contribution,
+                    responder.delta_norm,
+                    responder.cosine_to_momentum,
+                    None if seat is None else seat.steps_per_second,
+                ),  # in the order of LEARNER_SERIES
+            )
         for name, ids in (("missed", commit.missed), ("left_out", commit.left_out)):
             for learner in ids:
                 if learner < LEARNERS_MAX:

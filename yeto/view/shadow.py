@@ -80,7 +80,7 @@ class Shadow:
         self.at = record.at
         handle = _HANDLERS.get(record.kind)
         # Facts that come after the end mean nothing any more, but to the next start.
-        if handle is not None and (self.phase is not Phase.ENDED or record.kind in _AFTER_THE_END):
+        if handle is not None and (self.phase is not Phase.ENDED or record.kind in AFTER_THE_END):
             handle(self, record, record.body)
 
     @property
@@ -505,6 +505,7 @@ _HANDLERS: dict[str, Callable[[Shadow, Item, Any], None]] = {
 }
 """What is done with a record of each kind; the others change nothing that is shown."""
 
-_AFTER_THE_END = {ev.SessionResumed.kind, de.LearnerReleased.kind}
+AFTER_THE_END = frozenset({ev.SessionResumed.kind, de.LearnerReleased.kind})
+"""Kinds that mean something behind the end of a session, too."""
 
 Shadow.HANDLERS = _HANDLERS

@@ -203,7 +203,7 @@ class TestBrokenRules:
         monkeypatch.setattr(
             sealing,
             "_weighted",
-            lambda draft, round_, learner: honest(draft, round_, min(round_.answers)),
+            lambda config, round_, learner, plain: honest(config, round_, min(round_.answers), plain=plain),
         )
         assert "accepted were" in first_failure(tmp_path)
 

@@ -177,7 +177,8 @@ def _learner(
 
     return learner.measure(
         repeats=_pick(repeats, quick, 2, 10),
-        steps=_pick(steps, quick, 8, 60),
+        # A model that somebody brings is larger; 18 counted steps still have six merges among them.
+        steps=_pick(steps, quick, 8, 60 if model is None else 21),
         boundaries=_pick(boundaries, quick, 400, 10_000),
         model=model,
     )

@@ -1,4 +1,4 @@
-"""What ``tools/soak`` and ``tools/crash_campaign`` share: broken rules, Ctrl-C, and the end of a child."""
+"""What tools that start many processes share: broken rules, Ctrl-C, and the end of a child."""
 
 from __future__ import annotations
 

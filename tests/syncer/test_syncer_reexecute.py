@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 import threading
+from functools import partial
 
 import attrs
 import pytest
@@ -28,6 +29,7 @@ from yeto.tape import Replayer
 from yeto.wire.layout import FragmentLayout, Layout, MergeMode, TensorSpec
 
 RUNS = {"f32": MergeMode.RDA, "bf16": MergeMode.ISO, "q4": MergeMode.RDA}
+OUTER = {"f32": "stock", "bf16": "stock", "q4": "normalised"}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,8 @@ def recorded(tmp_path_factory):
     def folder(dtype):
         if dtype not in made:
             made[dtype] = tmp_path_factory.mktemp(dtype)
-            trio.run(lambda: eventful_run(made[dtype], dtype=dtype, mode=RUNS[dtype]))
+            run = partial(eventful_run, made[dtype], dtype=dtype, mode=RUNS[dtype], outer=OUTER[dtype])
+            trio.run(run)
         return made[dtype]
 
     return folder
@@ -87,6 +90,18 @@ def test_every_merge_of_an_eventful_run_is_bit_equal_for_any_number_of_threads(r
     assert sum(order.sweep for order in bodies(tape, de.CommitOrdered)) >= 3
     assert bodies(tape, ev.SessionResumed)[0].step <= 4
     assert len(bodies(tape, de.AttemptSealed)) > len(commits)
+    scales = [order.momentum_scale for order in bodies(tape, de.MergeOrdered) if not order.plain_average]
+    assert any(scale not in (None, 1.0) for scale in scales) == (OUTER[dtype] == "normalised")
+    # A start that resumes goes on counting from what its checkpoint holds.
+    resumed = bodies(tape, ev.SessionResumed)[0]
+    moved = [
+        commit.fragment
+        for commit in commits[: resumed.step]
+        if not commit.no_op  # the sweep comes later
+    ]
+    assert [mark.merges for mark in resumed.outer_marks] == [
+        moved.count(p) for p in range(len(resumed.outer_marks))
+    ]
 
     results = []
     for threads in ("1", "2"):

@@ -299,7 +299,8 @@ POLICY_LEFT_OUT = {
     # Said elsewhere in this command.
     *("learners", "total_steps"),
     # Of no effect where there are no tensors, no signals and no second start.
-    *("delta_correction", "learner_weight", "max_norm_ratio"),
+    *("delta_correction", "outer_lr", "outer_momentum", "outer_normalised"),
+    *("learner_weight", "max_norm_ratio"),
     *("mark_final_checkpoint", "stop_budget_s", "learner_budget_steps", "budget_finish"),
 }
 PolicyPart: Any = Parameter(name="*")(

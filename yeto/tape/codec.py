@@ -283,8 +283,8 @@ def _encode_thoroughly(seq: int, at: float, because: int | None, body: Body) -> 
     envelope: dict[str, Any] = {"seq": seq, "at": at, "kind": kind}
     if because is not None:
         envelope["because"] = because
-    envelope.update(_kind(kind).unstructure(body))
     try:
+        envelope.update(_kind(kind).unstructure(body))
         return _render(envelope).encode("ascii") + b"\n"
     except (TypeError, ValueError) as error:
         raise TapeError(f"record {seq} ({kind}) cannot be written: {error}") from error

@@ -67,7 +67,7 @@ class _Shape:
             name: hints[name] for name in attrs.fields_dict(cls) if name not in base.__struct_fields__
         }
         fields = [
-            (name, _mirrored(type_), later[name]) if name in later else (name, _mirrored(type_))
+            (name, mirrored(type_), later[name]) if name in later else (name, mirrored(type_))
             for name, type_ in self._types.items()
         ]
         self.mirror: Callable[..., Any] = msgspec.defstruct(
@@ -207,11 +207,11 @@ def _reflector(type_: Any) -> Callable[[Any], Any] | None:
     return parts[0] if parts else None
 
 
-def _mirrored(type_: Any) -> Any:
+def mirrored(type_: Any) -> Any:
     """Return a field's type with mirrors for classes."""
     if attrs.has(type_):
         return _shape_of(type_).mirror
-    parts = tuple(_mirrored(part) for part in get_args(type_) if part is not ...)
+    parts = tuple(mirrored(part) for part in get_args(type_) if part is not ...)
     if isinstance(type_, UnionType):
         return Union[parts]  # noqa: UP007
     return GenericAlias(tuple, (*parts, ...)) if parts else type_

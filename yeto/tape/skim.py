@@ -4,8 +4,8 @@ A tape of a long run has some fifty records a round, most of them about single p
 (:mod:`yeto.tape.codec`) looks at every byte of each; a view that folds a hundred thousand rounds before it
 shows anything cannot wait for that. The checksum of every line is looked at; beyond it, lines of kinds that
 are not asked for are counted and nothing else: ``yeto replay`` is what verifies a tape. What is asked for is
-typed as its fields are annotated, and a line that is no record, or has another number than it stands on, is
-an error.
+typed as its fields are annotated (values inside come as mirrors of their classes, made in a third of the
+time), and a line that is no record, or has another number than it stands on, is an error.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from yeto.core.later import later_fields
 from yeto.errors import TapeError
 from yeto.tape.checksum import MISMATCH, SUMMED_FROM, fits
 from yeto.tape.codec import Decoder
+from yeto.tape.mirror import mirrored
 from yeto.tape.records import Header, Record
 from yeto.tape.rules import UPCASTS
 
@@ -170,7 +171,7 @@ def _some_of(kind: str, names: tuple[str, ...]) -> Callable[[bytes], Skimmed]:
     hints = get_type_hints(cls)
     later = later_fields(cls)
     fields = [
-        (name, hints[name], later[name]) if name in later else (name, hints[name])
+        (name, mirrored(hints[name]), later[name]) if name in later else (name, mirrored(hints[name]))
         for name in sorted(names, key=later.__contains__)
     ]
     struct: Any = msgspec.defstruct(cls.__name__, fields, bases=(Skimmed,), gc=False)

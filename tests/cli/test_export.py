@@ -23,7 +23,7 @@ def test_flags_of_the_command_are_these(capsys):
     text = capsys.readouterr().out
     for flag in (
         "--checkpoint --output-dir --model --model-revision --trust-remote-code --tuning --lora-r "
-        "--lora-alpha --lora-targets --merged --verify --no-verify --overwrite --dtype --json"
+        "--lora-alpha --lora-targets --merged --verify --no-verify --overwrite --dtype --lookahead --json"
     ).split():
         assert flag in text
 
@@ -34,6 +34,11 @@ def test_flags_of_the_command_are_these(capsys):
         ((), 2, "output-dir"),
         (("--output-dir", "{tmp}/out", "--bogus"), 2, "bogus"),
         (("--output-dir", "{tmp}"), 2, "exists; name another one"),
+        (
+            ("--output-dir", "{tmp}/out", "--lookahead", "off"),
+            2,
+            "--lookahead 'off' is not one of remove, keep",
+        ),
         (("--output-dir", "{tmp}/out", "--checkpoint", "{tmp}/none"), 2, "none: there is no checkpoint"),
     ],
 )

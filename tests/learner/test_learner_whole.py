@@ -8,6 +8,7 @@ import torch
 import trio
 from attrs import evolve
 from learner_fakes import config
+from safetensors.torch import load_file
 from syncer_runs import make_config, running
 from transformers import AutoModelForCausalLM
 
@@ -22,6 +23,8 @@ from yeto.wire import TrainingManifest
 
 SECTIONS = {"compute", "data", "boundary", "send", "receive", "waiting", "saving", "unaccounted"}
 ROUNDS = 6
+FRAGMENTS = 3
+"""So the closing sweep begins with round 4."""
 
 
 class Whole:
@@ -31,14 +34,17 @@ class Whole:
         self.model = model
         self.output = folder / "out"
         self.log = folder / "log.jsonl"
-        self.syncer = make_config(
-            folder, num_learners=1, quorum=1, wait_for=1, total_steps=ROUNDS, sync_interval_steps=2.0
+        self.syncer = evolve(
+            make_config(
+                folder, num_learners=1, quorum=1, wait_for=1, total_steps=ROUNDS, sync_interval_steps=2.0
+            ),
+            keep_every=FRAGMENTS,
         )
         text = TextConfig(
             model=model, data=data, seq_len=64, micro_batch_size=2, stream_workers=0, tuning="full"
         )
         settings = config(
-            output_dir=self.output, log_jsonl=self.log, fragments=3, inner_lr=3e-3, torch_threads=1
+            output_dir=self.output, log_jsonl=self.log, fragments=FRAGMENTS, inner_lr=3e-3, torch_threads=1
         )
         trio.run(self._run, settings, lambda: build_task(text))
 
@@ -82,20 +88,38 @@ def logits_of(model):
         return model.eval()(input_ids=torch.arange(10, 26).unsqueeze(0)).logits
 
 
+def merged_by_name(checkpoint, lookahead):
+    """Return parameters plus so many times the momentum, by name of the tensor."""
+    named = TrainingManifest.from_dict(checkpoint.training_manifest).layout
+    tensors = {}
+    for layout, fragment in zip(named.fragments, checkpoint.fragments, strict=True):
+        values = fragment.params + torch.tensor(lookahead) * fragment.momentum
+        for piece in tensor_slices(layout):
+            tensors[piece.tensor.name] = values[piece.start : piece.stop].reshape(piece.tensor.shape)
+    return tensors
+
+
+def test_a_checkpoint_of_the_middle_is_exported_without_the_lookahead(whole, tmp_path):
+    path = whole.syncer.checkpoint_path / f"manifest-{FRAGMENTS}.json"
+    stored = read_checkpoint(path)
+    for choice, word, lookahead in (("remove", "removed", 0.7 * 0.9), ("keep", "kept", 0.0)):
+        out = tmp_path / choice
+        report = export(path, whole.model, out, dtype="f32", lookahead=choice, verify=False)
+        assert (report.step, report.lookahead) == (FRAGMENTS, word)
+        written = load_file(out / "model.safetensors")
+        wanted = merged_by_name(stored, lookahead)
+        assert written.keys() == wanted.keys()
+        assert all(torch.equal(written[name], wanted[name]) for name in wanted)
+
+
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
 def test_a_tied_model_is_trained_merged_and_exported_as_one(whole, tmp_path):
     assert len(whole.logged("push")) >= ROUNDS
     exported = tmp_path / "model"
     report = export(whole.syncer.checkpoint_path, whole.model, exported, dtype="f32")
-    assert (report.kind, report.step) == ("model", ROUNDS)
+    assert (report.kind, report.step, report.lookahead) == ("model", ROUNDS, "none")
 
-    checkpoint = read_checkpoint(whole.syncer.checkpoint_path)
-    named = TrainingManifest.from_dict(checkpoint.training_manifest).layout
-    merged = {
-        piece.tensor.name: fragment.params[piece.start : piece.stop].reshape(piece.tensor.shape)
-        for layout, fragment in zip(named.fragments, checkpoint.fragments, strict=True)
-        for piece in tensor_slices(layout)
-    }
+    merged = merged_by_name(read_checkpoint(whole.syncer.checkpoint_path), 0.0)
     twin = AutoModelForCausalLM.from_pretrained(whole.model, dtype=torch.float32)
     before = logits_of(twin)
     assert dict(twin.named_parameters()).keys() == merged.keys()

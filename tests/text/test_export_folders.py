@@ -42,6 +42,7 @@ def test_an_adapter_has_the_keys_and_values_of_pefts_own_save(config, checkpoint
     assert [line.split()[0] for line in lines] == [
         "reading",
         "step",
+        "look-ahead:",
         "writing",
         "verifying:",
         "verified:",
@@ -74,6 +75,7 @@ def test_the_facts_of_an_export(config, checkpoint, out):
     assert facts["checkpoint"]["digest"]
     assert facts["ledger"] == [{"learner": 0, "merges": 4, "c_steps": 40, "c_tokens": 4000}]
     assert facts["settings"] == {"quorum": 2}
+    assert facts["lookahead"] == {"outcome": "unknown", "momentum_times": [None] * NUM_FRAGMENTS}
     assert facts["lora"]["alpha"] == 8
     assert facts["verified"]["tensors"] == 56
     assert str(checkpoint) not in text

@@ -26,10 +26,10 @@ def test_one_fragment_is_in_memory_at_a_time(config, checkpoint, out, monkeypatc
     make_checkpoint(checkpoint, config)
     real, seen = reading_module.read_params, []
 
-    def watched(folder, entry):
+    def watched(folder, entry, ahead):
         gc.collect()
         assert [values for values in seen if values() is not None] == []
-        values = real(folder, entry)
+        values = real(folder, entry, ahead)
         seen.append(weakref.ref(values))
         return values
 
@@ -42,12 +42,12 @@ def test_a_folder_in_use_is_followed(config, checkpoint, out, monkeypatch):
     make_checkpoint(checkpoint, config)
     real, newest, lines = reading_module.read_params, [], []
 
-    def overtaken(folder, entry):
+    def overtaken(folder, entry, ahead):
         if entry.fragment == 1 and not newest:
             # Afterwards no file of step 4 is left.
             newest.append(make_checkpoint(checkpoint, config, step=8, noise=0.1))
             newest.append(make_checkpoint(checkpoint, config, step=12, noise=0.2))
-        return real(folder, entry)
+        return real(folder, entry, ahead)
 
     monkeypatch.setattr(reading_module, "read_params", overtaken)
     report = export(checkpoint, config.model, out, verify=False, say=lines.append)
@@ -77,9 +77,9 @@ def test_a_fragment_that_stays_away_ends_the_export(config, checkpoint, out, mon
     make_checkpoint(checkpoint, config)
     real = reading_module.read_params
 
-    def lost(folder, entry):
+    def lost(folder, entry, ahead):
         (folder / entry.file).unlink()
-        return real(folder, entry)
+        return real(folder, entry, ahead)
 
     monkeypatch.setattr(reading_module, "read_params", lost)
     with pytest.raises(CheckpointError, match=r"no complete checkpoint: .*the file is missing"):

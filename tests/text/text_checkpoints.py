@@ -14,7 +14,19 @@ from yeto.wire import TrainingManifest, digest, layout_fingerprint
 NUM_FRAGMENTS = 3
 
 
-def make_checkpoint(folder, config, *, step=4, noise=0.05, manifest=True, pattern="binpack", merge="rda"):
+def make_checkpoint(
+    folder,
+    config,
+    *,
+    step=4,
+    noise=0.05,
+    manifest=True,
+    pattern="binpack",
+    merge="rda",
+    momentum_noise=0.0,
+    lookaheads=(None,) * NUM_FRAGMENTS,
+    settings=None,
+):
     """Write a checkpoint whose tensors are the model's own plus noise; return those tensors by name."""
     task = TextTask(config, load_model(config), load_tokenizer(config))
     generator = torch.Generator().manual_seed(7)
@@ -34,7 +46,7 @@ def make_checkpoint(folder, config, *, step=4, noise=0.05, manifest=True, patter
         params = torch.zeros(part.numel)
         for piece in tensor_slices(part):
             params[piece.start : piece.stop] = tensors[piece.tensor.name].flatten()
-        momentum = torch.zeros(part.numel)
+        momentum = momentum_noise * torch.randn(part.numel, generator=generator)
         fragments.append(
             FragmentVersion(
                 fragment=place,
@@ -43,6 +55,7 @@ def make_checkpoint(folder, config, *, step=4, noise=0.05, manifest=True, patter
                 momentum=momentum,
                 params_digest=digest(params.numpy()),
                 momentum_digest=digest(momentum.numpy()),
+                lookahead=lookaheads[place],
             )
         )
     checkpoint = Checkpoint(
@@ -50,7 +63,7 @@ def make_checkpoint(folder, config, *, step=4, noise=0.05, manifest=True, patter
         fragments=tuple(fragments),
         layout=evolve(layout),
         ledger=(LedgerEntry(learner=0, merges=step, c_steps=40, c_tokens=4000),),
-        settings={"quorum": 2},
+        settings={"quorum": 2} if settings is None else settings,
         dtype="bf16",
         iso_backend="scalar",
         fingerprint=layout_fingerprint(layout).hex(),

@@ -67,7 +67,15 @@ def score_to(
     torch.set_num_threads(threads)
     if checkpoint is not None:
         assert result is not None
-        export(checkpoint, config.model, result, overwrite=True, say=lambda line: print(line, flush=True))
+        # What a run published is scored, and not what an export makes of it.
+        export(
+            checkpoint,
+            config.model,
+            result,
+            overwrite=True,
+            lookahead="keep",
+            say=lambda line: print(line, flush=True),
+        )
     if result is None or config.tuning == "lora":
         found = heldout_loss(config.model, result, config)
     else:

@@ -136,7 +136,7 @@ class RealScene(LongScene):
         """
         out = self.folder / "adapter"
         words = ["--checkpoint", str(self.checkpoint), "--output-dir", str(out)]
-        words += ["--model", str(FIXTURES / "tiny-llama")]
+        words += ["--model", str(FIXTURES / "tiny-llama"), "--lookahead", "keep"]
         done = await trio.run_process(
             [sys.executable, "-m", "yeto.cli.export", *words], capture_stderr=True, check=False
         )

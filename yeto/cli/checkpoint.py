@@ -102,6 +102,7 @@ def _facts(found: Inspection) -> Iterator[str]:
         ("iso backend", found.iso_backend),
         ("fingerprint", found.fingerprint),
         ("contract", found.contract),
+        ("look-ahead", _lookahead(found)),
     ]
     if found.manifest is not None:
         facts += _manifest_facts(found.manifest)
@@ -112,6 +113,20 @@ def _facts(found: Inspection) -> Iterator[str]:
         facts.append(("half written", ", ".join(found.leftovers)))
     for name, value in facts:
         yield f"  {name:{LABEL_WIDTH}}{'not stated' if value is None else value}"
+
+
+def _lookahead(found: Inspection) -> str | None:
+    """Say which fragments are ahead of the run; None where that is not known of any."""
+    ahead = [str(part.fragment) for part in found.fragments if part.lookahead]
+    unknown = [str(part.fragment) for part in found.fragments if part.lookahead is None]
+    if len(unknown) == len(found.fragments):
+        return None
+    words = []
+    if ahead:
+        words.append(f"of Nesterov's momentum, in fragments {', '.join(ahead)}; yeto-export removes it")
+    if unknown:
+        words.append(f"not stated of fragments {', '.join(unknown)}")
+    return "; ".join(words) or "none"
 
 
 def _manifest_facts(manifest: Manifest) -> Iterator[tuple[str, Any]]:

@@ -48,15 +48,24 @@ def export_command(
     dtype: Annotated[
         str, Parameter(help="Weights of a model folder: auto (the base's), f32 or bf16.")
     ] = "auto",
+    lookahead: Annotated[
+        str,
+        Parameter(
+            help="Before its closing sweep, a run with outer momentum stores a point ahead of itself: "
+            "remove that look-ahead, or keep it."
+        ),
+    ] = "remove",
     json_: Annotated[
         bool, Parameter(name="--json", negative="", help="Print the outcome as JSON on stdout.")
     ] = False,
 ) -> int:
     """Write the model that a checkpoint holds."""
     silence_libraries()
+    from yeto.text.export_lookahead import require_choice
     from yeto.text.export_place import free_place, require_checkpoint
 
     # Before the libraries are loaded, which takes many seconds on a slow disk.
+    require_choice(lookahead)
     free_place(output_dir, checkpoint, model, overwrite=overwrite)
     require_checkpoint(checkpoint)
     from yeto.text.export import export
@@ -76,6 +85,7 @@ def export_command(
             verify=verify,
             overwrite=overwrite,
             dtype=dtype,
+            lookahead=lookahead,
             say=_say,
         )
     if json_:

@@ -127,6 +127,7 @@ def manifest_of(checkpoint: Checkpoint) -> Manifest:
                 shapes=tuple(tensor.shape for tensor in part.tensors),
                 params_digest=version.params_digest,
                 momentum_digest=version.momentum_digest,
+                lookahead=version.lookahead,
             )
             for version, part in zip(checkpoint.fragments, layout.fragments, strict=True)
         ),

@@ -85,8 +85,13 @@ def read_fragment(folder: Path, entry: ManifestFragment) -> FragmentArrays:
     return arrays
 
 
-def read_params(folder: Path, entry: ManifestFragment) -> Values:
+def read_params(folder: Path, entry: ManifestFragment, ahead: float = 0.0) -> Values:
     """Read the parameters of one fragment; its momentum is checked likewise, and not kept in memory.
+
+    Args:
+        folder: the checkpoint's.
+        entry: the fragment.
+        ahead: so many times the momentum is added to the parameters, in f32; 0 changes no bit.
 
     Raises:
         IncompleteCheckpoint: its file is missing or too short.
@@ -95,13 +100,18 @@ def read_params(folder: Path, entry: ManifestFragment) -> Values:
     path = folder / entry.file
     with _opened(path, entry.numel) as file:
         params = _values(file, entry.numel, path)
-        found = exam(params, f"{path}: params"), exam_stream(file, entry.numel, f"{path}: momentum")
+        found = (
+            exam(params, f"{path}: params"),
+            exam_stream(file, entry.numel, f"{path}: momentum", params, ahead),
+        )
     for name, digested, stated in (
         ("params", found[0], entry.params_digest),
         ("momentum", found[1], entry.momentum_digest),
     ):
         if digested != stated:
             raise CheckpointError(f"{path}: digest of {name} is {digested}, the manifest says {stated}")
+    if ahead:
+        exam(params, f"{path}: what is left of params without the look-ahead")
     return params
 
 
@@ -152,8 +162,15 @@ def exam(values: Values, name: str) -> str:
     return digest(values)
 
 
-def exam_stream(file: BufferedReader, numel: int, name: str) -> str:
+def exam_stream(file: BufferedReader, numel: int, name: str, target: Values, times: float) -> str:
     """Return the digest of the next values of a file, of which only a piece is in memory at a time.
+
+    Args:
+        file: where the values are next.
+        numel: how many they are.
+        name: what to call them in messages.
+        target: of the same size; ``times`` each value is added to it, unless that is 0.
+        times: the factor, rounded to f32.
 
     Raises:
         IncompleteCheckpoint: the file ends before.
@@ -168,6 +185,9 @@ def exam_stream(file: BufferedReader, numel: int, name: str) -> str:
         if not np.isfinite(piece).all():
             raise CheckpointError(f"{name} holds a value that is not finite")
         running.update(piece)
+        if times:
+            with np.errstate(over="ignore"):  # the caller looks for what is not finite
+                target[numel - left : numel - left + piece.size] += np.float32(times) * piece
         left -= piece.size
     return running.hex()
 

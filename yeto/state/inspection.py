@@ -44,6 +44,9 @@ class FragmentSummary:
     file_bytes: int
     problem: str | None
     """What is wrong with it; None if nothing is."""
+    lookahead: float | None = None
+    """So many times the momentum it is ahead of the run (see :mod:`yeto.state.lookahead`); None where that is
+    not known."""
 
 
 @frozen(kw_only=True)
@@ -118,7 +121,7 @@ def _inspect_folder(path: Path) -> Inspection:
     folder = path if path.is_dir() else path.parent
     manifest = _manifest(path)
     summaries = []
-    for entry in manifest.fragments:
+    for entry, lookahead in zip(manifest.fragments, manifest.lookaheads, strict=True):
         problem = None
         try:
             read_params(folder, entry)
@@ -133,6 +136,7 @@ def _inspect_folder(path: Path) -> Inspection:
                 file=entry.file,
                 file_bytes=file_bytes(entry.numel),
                 problem=problem,
+                lookahead=lookahead,
             )
         )
     kept = _kept(folder, manifest)

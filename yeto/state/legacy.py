@@ -90,12 +90,18 @@ def scan_single_file(path: Path, take: Take | None = None) -> tuple[Checkpoint, 
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def read_older_params(path: Path, part: OlderFragment) -> Values:
+def read_older_params(path: Path, part: OlderFragment, ahead: float = 0.0) -> Values:
     """Read the parameters of one fragment that ``scan_single_file`` has found.
+
+    Args:
+        path: the file.
+        part: the fragment.
+        ahead: as for ``read_params``; the files do not say how much, so it can only be 0.
 
     Raises:
         CheckpointError: the file is another one than it was then.
     """
+    assert ahead == 0.0, "nobody knows the look-ahead of an older file"
     try:
         with open_file(path) as file:
             file.seek(part.offset)

@@ -29,6 +29,7 @@ from yeto.state.digested import (
     open_file,
     read_bounded,
 )
+from yeto.state.lookahead import derived
 from yeto.state.strict import NotStrict, structure
 from yeto.wire.layout import FragmentLayout, Layout, MergeMode, TensorSpec
 
@@ -89,6 +90,9 @@ class ManifestFragment:
     """One a tensor, in layout order; their names are in the training manifest."""
     params_digest: str
     momentum_digest: str
+    lookahead: float | None = None
+    """So many times the momentum, added to the parameters, is the point without Nesterov's look-ahead; None
+    where that was not kept."""
 
     def layout(self) -> FragmentLayout:
         """Return the fragment's tensors, without names."""
@@ -133,6 +137,20 @@ class Manifest:
     def layout(self) -> Layout:
         """Sizes and modes of all fragments; tensors have no names here."""
         return Layout(fragments=tuple(fragment.layout() for fragment in self.fragments))
+
+    @property
+    def lookaheads(self) -> tuple[float | None, ...]:
+        """The look-ahead of each fragment, from the settings where it was not kept."""
+        from_settings = derived(
+            self.settings,
+            [fragment.version for fragment in self.fragments],
+            marks=self.outer_marks,
+            finish_target=self.finish_target,
+        )
+        return tuple(
+            told if fragment.lookahead is None else fragment.lookahead
+            for fragment, told in zip(self.fragments, from_settings, strict=True)
+        )
 
 
 def version_at(step: int, fragment: int, num_fragments: int) -> int:
@@ -293,6 +311,10 @@ def _check(manifest: Manifest, name: str) -> None:
             (
                 _is_hex(entry.params_digest, 32) and _is_hex(entry.momentum_digest, 32),
                 f"{where}: a digest is not 32 hex digits",
+            ),
+            (
+                entry.lookahead is None or 0.0 <= entry.lookahead < math.inf,
+                f"{where}: a look-ahead of {entry.lookahead} cannot be",
             ),
         ]
     for good, message in checks:

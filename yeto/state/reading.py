@@ -51,6 +51,17 @@ class _Fragment(Protocol):
     def params_digest(self) -> str: ...
 
 
+class _ReadParams(Protocol):
+    def __call__(self, fragment: int, ahead: float = 0.0) -> Values:
+        """Read and check one fragment; return its parameters and ``ahead`` times its momentum, added up.
+
+        Raises:
+            CheckpointError: its file is damaged.
+            IncompleteCheckpoint: it has gone since, as in a folder that a syncer goes on writing to: then
+                open that again.
+        """
+
+
 @frozen(kw_only=True, eq=False)
 class StoredCheckpoint:
     """A checkpoint on disk, whose parameters are read when they are wanted."""
@@ -58,9 +69,9 @@ class StoredCheckpoint:
     facts: Checkpoint
     """Everything but the fragments, of which it has none."""
     fragments: Sequence[_Fragment]
-    read_params: Callable[[int], Values]
-    """Reads and checks the parameters of one fragment. Raises CheckpointError; IncompleteCheckpoint if its
-    file has gone since, as in a folder that a syncer goes on writing to: then open it again."""
+    read_params: _ReadParams
+    lookaheads: tuple[float | None, ...]
+    """Of each fragment; None where it is not known (see :mod:`yeto.state.lookahead`)."""
     notices: tuple[str, ...] = ()
     """As of a checkpoint that is read whole."""
 
@@ -155,9 +166,9 @@ def _newest_complete(folder: Path, steps: list[int], read_one: Callable[[Path], 
 def _read_one(path: Path) -> Checkpoint:
     manifest, data = manifest_at(path)
     fragments = []
-    for entry in manifest.fragments:
+    for entry, lookahead in zip(manifest.fragments, manifest.lookaheads, strict=True):
         arrays = read_fragment(path.parent, entry)
-        fragments.append(FragmentVersion.of_arrays(entry.fragment, entry.version, arrays))
+        fragments.append(FragmentVersion.of_arrays(entry.fragment, entry.version, arrays, lookahead))
     return checkpoint_of(manifest, tuple(fragments), stated_digest(data))
 
 
@@ -168,7 +179,8 @@ def _open_one(path: Path) -> StoredCheckpoint:
     return StoredCheckpoint(
         facts=checkpoint_of(manifest, (), stated_digest(data)),
         fragments=manifest.fragments,
-        read_params=lambda fragment: read_params(path.parent, manifest.fragments[fragment]),
+        read_params=lambda fragment, ahead=0.0: read_params(path.parent, manifest.fragments[fragment], ahead),
+        lookaheads=manifest.lookaheads,
     )
 
 
@@ -177,5 +189,6 @@ def _open_single_file(path: Path) -> StoredCheckpoint:
     return StoredCheckpoint(
         facts=facts,
         fragments=fragments,
-        read_params=lambda fragment: read_older_params(path, fragments[fragment]),
+        read_params=lambda fragment, ahead=0.0: read_older_params(path, fragments[fragment], ahead),
+        lookaheads=(None,) * len(fragments),
     )

@@ -28,9 +28,14 @@ class FragmentVersion:
     """The Nesterov buffer, same size."""
     params_digest: str
     momentum_digest: str
+    lookahead: float | None = None
+    """So many times the momentum, added to the parameters, is the point without Nesterov's look-ahead
+    (see :mod:`yeto.state.lookahead`); None where that is not known."""
 
     @classmethod
-    def of_arrays(cls, fragment: int, version: int, arrays: FragmentArrays) -> FragmentVersion:
+    def of_arrays(
+        cls, fragment: int, version: int, arrays: FragmentArrays, lookahead: float | None = None
+    ) -> FragmentVersion:
         """Return a version whose tensors share the memory of arrays."""
         return cls(
             fragment=fragment,
@@ -39,6 +44,7 @@ class FragmentVersion:
             momentum=torch.from_numpy(arrays.momentum.astype(np.float32, copy=False)),
             params_digest=arrays.params_digest,
             momentum_digest=arrays.momentum_digest,
+            lookahead=lookahead,
         )
 
     @property

@@ -92,5 +92,6 @@ def _initial_version(fragment: int, data: Buffer, dtype: str, numel: int) -> tup
         momentum=momentum,
         params_digest=tensor_digest(params),
         momentum_digest=tensor_digest(momentum),
+        lookahead=0.0,
     )
     return version, is_finite(params)

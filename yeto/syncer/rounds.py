@@ -371,6 +371,7 @@ class Rounds:
                 momentum=base.momentum,
                 params_digest=base.params_digest,
                 momentum_digest=base.momentum_digest,
+                lookahead=base.lookahead,
             )
         else:
             merged = attempt.gradient
@@ -398,6 +399,7 @@ class Rounds:
                 momentum=result.momentum,
                 params_digest=result.params_digest,
                 momentum_digest=result.momentum_digest,
+                lookahead=0.0 if order.sweep else order.lr * order.momentum,
             )
         if finite:
             attempt.result, attempt.encoded = version, encoded

@@ -28,6 +28,7 @@ from yeto.layout import tensor_slices
 from yeto.state import StoredCheckpoint, open_checkpoint
 from yeto.state.digested import IncompleteCheckpoint
 from yeto.state.manifest import FRESH_LOOKS_MAX
+from yeto.text.export_lookahead import Fate, fate_of, removed, require_choice
 from yeto.text.export_place import free_place
 from yeto.text.export_plan import ExportFlags, ExportPlan, named_layout, plan_export
 from yeto.text.export_verify import Verified, begins_at_zero, verify_adapter, verify_model
@@ -51,6 +52,9 @@ class ExportReport:
     step: int
     """Global step of the checkpoint."""
     base_model: str
+    lookahead: str
+    """What became of Nesterov's look-ahead: ``removed``, ``kept``, ``none`` (there was none) or ``unknown``
+    (the checkpoint does not say, and the parameters are as stored)."""
     verified: Verified | None
     warnings: tuple[str, ...]
 
@@ -70,6 +74,7 @@ def export(
     verify: bool = True,
     overwrite: bool = False,
     dtype: str = "auto",
+    lookahead: str = "remove",
     say: Callable[[str], None] = lambda line: None,
 ) -> ExportReport:
     """Write the model that a checkpoint holds.
@@ -88,6 +93,8 @@ def export(
         verify: load the result back and compare it with the base model.
         overwrite: replace ``output_dir``, once everything else is done.
         dtype: of a model folder's weights: ``f32``, ``bf16``, or ``auto`` for the base model's.
+        lookahead: ``remove`` takes Nesterov's look-ahead off the fragments that were stored with it, as those
+            of a run with outer momentum are before its closing sweep; ``keep`` writes what is stored.
         say: takes progress lines.
 
     Raises:
@@ -98,6 +105,7 @@ def export(
     output_dir = free_place(output_dir, checkpoint, model, overwrite=overwrite)
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    require_choice(lookahead)
     say(f"reading {checkpoint}")
     stored = open_checkpoint(checkpoint)
     for notice in stored.notices:
@@ -118,8 +126,11 @@ def export(
     say(
         f"step {stored.facts.step}, {len(stored.fragments)} fragments; building {kind} on {plan.config.model}"
     )
-    module, stored, learned = _filled(checkpoint, stored, plan, dtype if kind != "adapter" else "auto", say)
-    state = stored.facts
+    module, stored, learned = _filled(
+        checkpoint, stored, plan, dtype if kind != "adapter" else "auto", lookahead, say
+    )
+    state, fate = stored.facts, fate_of(stored.lookaheads, lookahead)
+    say(f"look-ahead: {fate.sentence}")
     try:
         say(f"writing {output_dir}")
         with made_aside(output_dir) as aside:
@@ -130,7 +141,7 @@ def export(
                 say("verifying: loading the result back")
                 verified = _verify(kind, plan, aside, expect_change=state.step > 0 and learned)
             warnings = _warnings(state.step, learned)
-            _write_facts(stored, plan, kind, verified, aside)
+            _write_facts(stored, plan, kind, fate, verified, aside)
             put_in_place(aside, output_dir, replace=overwrite)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"--output-dir {output_dir}: cannot write: {error}") from error
@@ -144,13 +155,19 @@ def export(
         kind=kind,
         step=state.step,
         base_model=plan.config.model,
+        lookahead=fate.word,
         verified=verified,
         warnings=warnings,
     )
 
 
 def _filled(
-    checkpoint: Path, stored: StoredCheckpoint, plan: ExportPlan, dtype: str, say: Callable[[str], None]
+    checkpoint: Path,
+    stored: StoredCheckpoint,
+    plan: ExportPlan,
+    dtype: str,
+    lookahead: str,
+    say: Callable[[str], None],
 ) -> tuple[Any, StoredCheckpoint, bool]:
     """Return the base model, with its adapter if there is one, holding the checkpoint's tensors.
 
@@ -166,7 +183,7 @@ def _filled(
     layout = named_layout(stored, plan, {name: tuple(p.shape) for name, p in trained.items()})
     for _ in range(FRESH_LOOKS_MAX):
         try:
-            return module, stored, _fill(trained, layout, stored)
+            return module, stored, _fill(trained, layout, stored, lookahead)
         except IncompleteCheckpoint:
             newer = open_checkpoint(checkpoint)
             if newer.facts.step == stored.facts.step or newer.facts.fingerprint != stored.facts.fingerprint:
@@ -198,7 +215,7 @@ def _built(plan: ExportPlan, dtype: str) -> Any:
     return module
 
 
-def _fill(trained: dict[str, nn.Parameter], layout: Layout, stored: StoredCheckpoint) -> bool:
+def _fill(trained: dict[str, nn.Parameter], layout: Layout, stored: StoredCheckpoint, lookahead: str) -> bool:
     """Copy every fragment into the parameters; return whether a tensor that began at zero is not zero now.
 
     Where there is none (full tuning) that cannot be told, and the model is taken to have learned.
@@ -206,8 +223,9 @@ def _fill(trained: dict[str, nn.Parameter], layout: Layout, stored: StoredCheckp
     learned = not any(begins_at_zero(name) for name in trained)
     with torch.no_grad():
         for fragment, part in enumerate(layout.fragments):
+            ahead = removed(stored.lookaheads[fragment], lookahead)
             # Its values have no name here, so that they are gone before the next are read.
-            learned |= _fill_one(trained, part, torch.from_numpy(stored.read_params(fragment)))
+            learned |= _fill_one(trained, part, torch.from_numpy(stored.read_params(fragment, ahead)))
     return learned
 
 
@@ -258,7 +276,7 @@ def _warnings(step: int, learned: bool) -> tuple[str, ...]:
 
 
 def _write_facts(
-    stored: StoredCheckpoint, plan: ExportPlan, kind: str, verified: Verified | None, folder: Path
+    stored: StoredCheckpoint, plan: ExportPlan, kind: str, fate: Fate, verified: Verified | None, folder: Path
 ) -> None:
     config, state = plan.config, stored.facts
     lora = {"r": config.lora_r, "alpha": config.lora_alpha, "targets": config.lora_targets}
@@ -277,6 +295,10 @@ def _write_facts(
             "params_digests": [part.params_digest for part in stored.fragments],
             "layout_fingerprint": state.fingerprint,
             "session_contract": state.contract,
+        },
+        "lookahead": {
+            "outcome": fate.word,
+            "momentum_times": list(stored.lookaheads),
         },
         "ledger": [attrs.asdict(entry) for entry in state.ledger],
         "settings": state.settings,

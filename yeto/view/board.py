@@ -85,6 +85,8 @@ class Board:
         """The last push that was not finite."""
         self.bad_merge: Fault | None = None
         """The last merge or outer step that was unusable."""
+        self.refused_at: dict[tuple[int | None, str], float] = {}
+        """By learner (None for connections) and reason, the last refusal."""
         self.pool: Fault | None = None
         self.disk: Fault | None = None
 
@@ -129,9 +131,15 @@ class Board:
     def _fault(self, record: Item, message: str, learner: int | None = None) -> Fault:
         return Fault(record.at, self.shadow.step + 1, message, learner)
 
-    def _mark(self, record: Item, kind: str, text: str, learner: int | None = None) -> None:
+    def _mark(
+        self, record: Item, kind: str, text: str, learner: int | None = None, step: int | None = None
+    ) -> None:
         if self.history is not None:
-            self.history.mark(record.at, self.shadow.step + 1, kind, text, learner)
+            shadow = self.shadow
+            # A push may name any round at all.
+            if step is None or (step > shadow.step and not shadow.rounds.holds(step)):
+                step = shadow.step + 1
+            self.history.mark(record.at, step, kind, text, learner)
 
     def _header(self, record: Item, header: Header) -> None:
         self.wall = header.wall_clock, record.at
@@ -145,12 +153,14 @@ class Board:
 
     def _refused(self, record: Item, refused: de.LearnerRefused) -> None:
         known = refused.learner if refused.learner in self.shadow.seats else None
+        self.refused_at[None, refused.reason] = record.at
         self._mark(record, "refused", refused.why, known)
 
     def _resumed(self, record: Item, resumed: ev.SessionResumed) -> None:
         """Begin anew: commits above its step are superseded, and so is what was unusual about them."""
         self.wall = resumed.wall_clock, record.at
-        self._mark(record, "restart", f"started again from step {resumed.step}")
+        if self.history is not None:
+            self.history.mark(record.at, resumed.step + 1, "restart", self._started_again(resumed), None)
         versions = self.shadow.versions
         self.committed_at = {
             mark.fragment: self.committed_at[mark.fragment]
@@ -166,6 +176,22 @@ class Board:
         for seat in self.shadow.seats.values():
             seat.missed_in_a_row = 0
 
+    def _started_again(self, resumed: ev.SessionResumed) -> str:
+        """Return what a start found: how the one before ended, from where it goes on, and what is lost."""
+        code, step, last = self.shadow.exit_code, resumed.step, self.shadow.step
+        ended = "without an exit code" if code is None else f"with exit code {code}"
+        lost = (
+            "none"
+            if last <= step
+            else f"that of round {last}"
+            if last == step + 1
+            else f"{step + 1} to {last}"
+        )
+        return (
+            f"start {len(self.summary.restarts) + 1}: the one before ended {ended}; "
+            f"resumed from step {step}; commits taken back: {lost}"
+        )
+
     def _ending(self, record: Item, ending: de.SessionEnding) -> None:
         if ending.phase == "stop":
             self._mark(record, "stop", ending.why)
@@ -180,7 +206,8 @@ class Board:
     def _push_refused(self, record: Item, refused: de.PushRefused) -> None:
         if refused.reason == "non_finite":
             self.bad_push = self._fault(record, refused.why, refused.learner)
-        self._mark(record, "push_refused", refused.why, refused.learner)
+        self.refused_at[refused.learner, refused.reason] = record.at
+        self._mark(record, "push_refused", refused.why, refused.learner, refused.step)
 
     def _grace(self, record: Item, grace: de.GraceOpened) -> None:
         if self.history is not None:
@@ -189,7 +216,7 @@ class Board:
     def _discarded(self, record: Item, discarded: de.AttemptDiscarded) -> None:
         if discarded.reason in ("not_finite", "merge_failed"):
             self.bad_merge = self._fault(record, discarded.why)
-        self._mark(record, "retry", discarded.why)
+        self._mark(record, "retry", discarded.why, step=discarded.step)
 
     def _committed(self, record: Item, commit: de.RoundCommitted) -> None:
         shadow = self.shadow

@@ -161,6 +161,10 @@ class Table:
             self._end += self.width
         self._rounds[-1] += 1
 
+    def place(self, step: int) -> int | None:
+        """Return the bucket that a round belongs to; None for one that is still to come."""
+        return max(0, step - self._first) // self.width if step < self._end else None
+
     def _halve(self) -> None:
         """Put pairs of buckets together; all of them are closed, and their number is even."""
         for series in self._series:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
@@ -34,8 +34,17 @@ POINTS = 600
 LEARNER_POINTS = 200
 
 RUN_SERIES = (
-    *("committed_at", "gather_seconds", "grace_seconds", "merge_seconds", "turn_seconds", "commit_seconds"),
-    *("round_seconds", "attempts", "responders", "missed", "staleness", "gradient_norm", "delta_norm"),
+    *("committed_at", "earlier_seconds", "gather_seconds", "grace_seconds", "merge_seconds", "turn_seconds"),
+    *(
+        "commit_seconds",
+        "round_seconds",
+        "attempts",
+        "responders",
+        "missed",
+        "staleness",
+        "gradient_norm",
+        "delta_norm",
+    ),
     *("cosine", "delta_cosine", "norm_ratio", "offset_ratio"),
 )
 RUN_COUNTS = {
@@ -47,8 +56,9 @@ RUN_COUNTS = {
     "restart": "restarts",
 }
 """By kind of mark, the count it goes to."""
+HISTOGRAMS = ("grace_seconds", "waited_seconds", "quorum_seconds", "merge_seconds")
 LEARNER_SERIES = ("staleness", "contribution", "delta_norm", "cosine", "steps_per_second")
-LEARNER_COUNTS = ("merged", "missed", "left_out")
+LEARNER_COUNTS = ("merged", "missed", "left_out", "refused")
 
 
 @frozen
@@ -72,6 +82,8 @@ class RecentRound:
     quorum: int
     answers: tuple[tuple[int, float], ...]
     """Learner and time of each answer to the last attempt, in the order they came."""
+    refused: tuple[tuple[int, str], ...]
+    """Those of ``missed`` whose push to the last attempt was refused, with the sentence why."""
 
     @property
     def seconds(self) -> float:
@@ -85,6 +97,7 @@ class Mark:
 
     at: float
     step: int
+    """The round that it affects; see :meth:`History.mark`."""
     kind: str
     learner: int | None
     text: str
@@ -105,20 +118,33 @@ class History:
         self._run = {name: self.run.series() for name in RUN_SERIES}
         self._run_counts = {name: self.run.counts() for name in sorted(set(RUN_COUNTS.values()))}
         self._of_learner: dict[int, tuple[dict[str, Series], dict[str, array[int]]]] = {}
-        self.histograms = {name: Histogram() for name in ("grace_seconds", "quorum_seconds", "merge_seconds")}
-        self._pending: Counter[str] = Counter()
-        """Faults since the last commit; they go to the bucket of the next."""
+        self.histograms = {name: Histogram() for name in HISTOGRAMS}
+        self._pending: dict[int, Counter[str]] = {}
+        """Faults of rounds that are not committed so far; they go to the buckets of these."""
 
     def grace(self, seconds: float) -> None:
         """A grace was granted."""
         self.histograms["grace_seconds"].add(seconds)
 
     def mark(self, at: float, step: int, kind: str, text: str, learner: int | None) -> None:
-        """Something out of the ordinary happened while round ``step`` was next."""
+        """Something out of the ordinary happened.
+
+        Args:
+            at: when.
+            step: the round that it affects: that of a push or an attempt, the first one after a restart, or
+                else the one that was to be committed next.
+            kind: of the mark.
+            text: what happened, as a sentence.
+            learner: whom it is about, if it is one.
+        """
         self.num_marks += 1
         self.marks.append(Mark(at, step, kind, learner, text))
         if kind in RUN_COUNTS:
-            self._pending[RUN_COUNTS[kind]] += 1
+            name, place = RUN_COUNTS[kind], self.run.place(step)
+            if place is None:
+                self._pending.setdefault(step, Counter())[name] += 1
+            else:
+                self._run_counts[name][place] += 1
 
     def committed(
         self, at: float, round_: OpenRound, commit: RoundCommitted, seats: Mapping[int, Seat]
@@ -127,15 +153,17 @@ class History:
         responders = commit.responders
         self.run.begin(commit.step)
         if self._pending:
-            for name, number in self._pending.items():
-                self._run_counts[name][-1] += number
-            self._pending.clear()
+            for step in [step for step in self._pending if step <= commit.step]:
+                for name, number in self._pending.pop(step).items():
+                    self._run_counts[name][-1] += number
+        waited = _between(round_.quorum_at, round_.sealed_at)
         add_all(
             self._run.values(),
             (
                 at,
+                round_.attempt_at - round_.opened_at,
                 commit.quorum_seconds,
-                _between(round_.quorum_at, round_.sealed_at),
+                waited,
                 _between(round_.sealed_at, round_.merged_at),
                 _between(round_.merged_at, round_.ordered_at),
                 _between(round_.ordered_at, at),
@@ -154,7 +182,12 @@ class History:
         )
         self.histograms["quorum_seconds"].add(commit.quorum_seconds)
         self.histograms["merge_seconds"].add(commit.merge_seconds)
-        self._enter_learners(commit, seats)
+        if waited is not None:
+            self.histograms["waited_seconds"].add(waited)
+        refused = [
+            (learner, round_.refused[learner]) for learner in commit.missed if learner in round_.refused
+        ]
+        self._enter_learners(commit, seats, [learner for learner, _ in refused])
         told = RecentRound(
             commit.step,
             commit.fragment,
@@ -172,6 +205,7 @@ class History:
             commit.left_out,
             round_.quorum,
             tuple(round_.answers.items()),
+            tuple(refused),
         )
         self.recent.append(told)
         if len(self.slowest) < SLOWEST_MAX or told.seconds > self.slowest[0][0]:
@@ -179,7 +213,9 @@ class History:
             if len(self.slowest) > SLOWEST_MAX:
                 heappop(self.slowest)
 
-    def _enter_learners(self, commit: RoundCommitted, seats: Mapping[int, Seat]) -> None:
+    def _enter_learners(
+        self, commit: RoundCommitted, seats: Mapping[int, Seat], refused: Sequence[int]
+    ) -> None:
         self.learners.begin(commit.step)
         self.num_learners = max(self.num_learners, len(seats))
         for responder in commit.responders:
@@ -199,7 +235,7 @@ class History:
                     None if seat is None else seat.steps_per_second,
                 ),  # in the order of LEARNER_SERIES
             )
-        for name, ids in (("missed", commit.missed), ("left_out", commit.left_out)):
+        for name, ids in (("missed", commit.missed), ("left_out", commit.left_out), ("refused", refused)):
             for learner in ids:
                 if learner < LEARNERS_MAX:
                     self.of_learner(learner)[1][name][-1] += 1
@@ -223,6 +259,8 @@ class History:
             for name, series in self._run.items()
         }
         run["counts"] = {name: joined(counts, number) for name, counts in self._run_counts.items()}
+        pending = sum(self._pending.values(), Counter[str]())
+        run["counts_after"] = {name: pending[name] for name in self._run_counts}
         number, learners = self.learners.axis(learner_points)
         learners["by_learner"] = {}
         for learner in range(min(self.num_learners, LEARNERS_MAX)):

@@ -207,6 +207,8 @@ class RefusalMoment:
     seq: int
     """Record of the last one."""
     why: str
+    at: float | None = None
+    """When the last one was."""
 
 
 @frozen(kw_only=True)

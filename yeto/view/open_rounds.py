@@ -13,7 +13,7 @@ from attrs import define, field
 from immutables import Map
 
 from yeto.core.config import CoreConfig
-from yeto.core.decisions import AttemptOpened
+from yeto.core.decisions import AttemptOpened, PushRefused
 from yeto.core.parts import Round, Status
 from yeto.core.pushes import MAX_DEADLINES, PROGRESS_SECONDS, PROGRESS_SLACK_SECONDS
 from yeto.core.state import moment
@@ -44,6 +44,8 @@ class OpenRound:
     """When each answer was accepted, in that order."""
     gone: dict[int, bool] = field(factory=dict)
     """Members nobody waits for any more; True when declined."""
+    refused: dict[int, str] = field(factory=dict)
+    """Of members whose push to the present attempt was refused, the sentence why."""
     grace_deadline: float | None = None
     quorum_at: float | None = None
     sealed_at: float | None = None
@@ -151,6 +153,10 @@ class OpenRounds:
     def __iter__(self) -> Iterator[OpenRound]:
         return iter(self._rounds.values())
 
+    def holds(self, step: int) -> bool:
+        """Whether a round is open."""
+        return step in self._rounds
+
     def first(self) -> OpenRound | None:
         """Return the round that commits next."""
         return next(iter(self._rounds.values()), None)
@@ -179,11 +185,15 @@ class OpenRounds:
         """Forget all."""
         self._rounds.clear()
 
-    def decline(self, step: int, attempt: int, learner: int) -> None:
-        """Wait no more for a member whose push was refused for its content."""
-        round_ = self.find_gathering(step, attempt)
-        if round_ is not None:
+    def refuse(self, refused: PushRefused) -> None:
+        """Take note of a refused push; a member whose push was refused for its content is not waited for."""
+        round_, learner = self.find_gathering(refused.step, refused.attempt), refused.learner
+        if round_ is None:
+            return
+        if refused.declined:
             round_.gone[learner] = True
+        if learner in round_.members and (refused.declined or learner not in round_.refused):
+            round_.refused[learner] = refused.why
 
     def member_left(self, learner: int, generation: str) -> None:
         """Wait no more for a member that is gone; answers that were accepted stay."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import TypeVar
 
@@ -269,17 +270,23 @@ def _checkpoint(board: Board) -> CheckpointMoment:
 def _refusals(board: Board) -> tuple[RefusalMoment, ...]:
     summary = board.summary
     pushes = [
-        _refusal("push", reason, learner, refusal)
+        _refusal("push", reason, learner, refusal, board.refused_at)
         for (learner, reason), refusal in sorted(summary.refused_pushes.items())
     ]
     connections = [
-        _refusal("connection", reason, None, refusal)
+        _refusal("connection", reason, None, refusal, board.refused_at)
         for reason, refusal in sorted(summary.refused_learners.items())
     ]
     return (*pushes, *connections)
 
 
-def _refusal(what: str, reason: str, learner: int | None, refusal: Refusal) -> RefusalMoment:
+def _refusal(
+    what: str,
+    reason: str,
+    learner: int | None,
+    refusal: Refusal,
+    refused_at: Mapping[tuple[int | None, str], float],
+) -> RefusalMoment:
     return RefusalMoment(
         what=what,
         reason=reason,
@@ -287,6 +294,7 @@ def _refusal(what: str, reason: str, learner: int | None, refusal: Refusal) -> R
         count=refusal.count,
         seq=refusal.seq,
         why=refusal.why,
+        at=refused_at.get((learner, reason)),
     )
 
 

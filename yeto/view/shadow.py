@@ -366,8 +366,7 @@ class Shadow:
 
     def _push_refused(self, record: Item, refused: de.PushRefused) -> None:
         self._take_back(record)
-        if refused.declined:
-            self.rounds.decline(refused.step, refused.attempt, refused.learner)
+        self.rounds.refuse(refused)
 
     def _attempt(self, record: Item, opened: de.AttemptOpened) -> None:
         assert self.config is not None, "the header comes first"

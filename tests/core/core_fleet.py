@@ -181,7 +181,9 @@ class Session:
         fields.update(changes)
         return self.tell(ev.MergeFinished, step=step_, attempt=attempt, **fields)
 
-    def applied(self, step_: int, attempt: int = 1, *, finite: bool = True) -> tuple[de.Decision, ...]:
+    def applied(
+        self, step_: int, attempt: int = 1, *, finite: bool = True, offset_ratio: float | None = None
+    ) -> tuple[de.Decision, ...]:
         return self.tell(
             ev.OuterStepApplied,
             step=step_,
@@ -190,6 +192,7 @@ class Session:
             params_digest=f"{step_:032x}" if finite else None,
             momentum_digest=f"{step_:032x}" if finite else None,
             seconds=0.0,
+            offset_ratio=offset_ratio,
         )
 
     def commit(self, step_: int, learners: tuple[int, ...] | None = None, *, write: bool = True) -> None:

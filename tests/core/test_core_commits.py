@@ -8,6 +8,7 @@ from yeto.core import decisions as de
 from yeto.core import events as ev
 from yeto.core.parts import Status
 from yeto.core.values import LedgerEntry
+from yeto.errors import CoordinatorError
 
 
 def started(num_fragments=2, learners=None, **changes):
@@ -130,6 +131,30 @@ def test_a_failed_checkpoint_stops_the_session_and_broadcasts_nothing():
 
 
 # Unusable merges.
+
+
+IMPOSSIBLE = [
+    ("delta_cosine", 1.5),
+    ("delta_cosine", -7.0),
+    ("norm_ratio", -0.5),
+    ("norm_ratio", float("inf")),
+    ("offset_ratio", -1.0),
+    ("offset_ratio", float("nan")),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), IMPOSSIBLE)
+def test_figures_that_no_vectors_have_are_refused_and_change_nothing(name, value):
+    session = started()
+    answered(session, 1)
+    tell = session.merged
+    if name == "offset_ratio":
+        session.merged(1, delta_cosine=-1.0, norm_ratio=0.0)
+        tell = session.applied
+    before = session.state
+    with pytest.raises(CoordinatorError, match=f"{name} {value} is impossible"):
+        tell(1, **{name: value})
+    assert session.state is before
 
 
 def test_zero_weights_commit_a_version_and_nothing_else():

@@ -269,3 +269,15 @@ def test_counters_of_other_fragments_are_no_prefix_of_a_run():
     session = started()
     with pytest.raises(CoordinatorError, match="the counters of the outer step"):
         session.feed(resumed(session, 0, outer_marks=unmoved(3)))
+
+
+@pytest.mark.parametrize(
+    ("merges", "gain"), [(-1, 0.0), (0, 1.0), (1, 0.0), (1, -1.0), (1, 1.5), (2, 1e308), (3, 2.0)]
+)
+def test_counters_that_no_two_commits_make_are_no_prefix_of_a_run(merges, gain):
+    session = started(outer="normalised")
+    for step in range(1, 5):
+        session.commit(step)
+    marks = (OuterMark(fragment=0, merges=2, gain=1.5), OuterMark(fragment=1, merges=merges, gain=gain))
+    with pytest.raises(CoordinatorError, match=rf"outer_marks\[1\]: {merges} merges .* after 2 commits"):
+        session.feed(resumed(session, 4, outer_marks=marks))

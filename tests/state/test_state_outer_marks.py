@@ -14,7 +14,7 @@ MARKS = tuple(OuterMark(fragment=p, merges=p + 1, gain=1.0 + p / 3) for p in ran
 
 
 def manifest(marks):
-    return manifest_of(Run().commit(2).checkpoint(outer_marks=marks))
+    return manifest_of(Run().commit(COUNT * COUNT).checkpoint(outer_marks=marks))
 
 
 @pytest.mark.parametrize("marks", [MARKS, None])
@@ -35,6 +35,13 @@ def test_an_older_manifest_has_none():
         (MARKS[::-1], "outer_marks: not one for each fragment, in order"),
         ((attrs.evolve(MARKS[0], merges=-1), *MARKS[1:]), "-1 merges"),
         ((attrs.evolve(MARKS[0], gain=-0.5), *MARKS[1:]), "a gain of -0.5 cannot be"),
+        ((attrs.evolve(MARKS[0], gain=0.0), *MARKS[1:]), "1 merges with a gain of 0.0 cannot be"),
+        ((attrs.evolve(MARKS[0], merges=0), *MARKS[1:]), "0 merges with a gain of 1.0 cannot be"),
+        (
+            (*MARKS[:-1], attrs.evolve(MARKS[-1], gain=1e308)),
+            rf"outer_marks\[{COUNT - 1}\]: .* gain of 1e\+308",
+        ),
+        ((attrs.evolve(MARKS[0], merges=COUNT + 1), *MARKS[1:]), f"cannot be after {COUNT} commits"),
         ((attrs.evolve(MARKS[0], gain="1"), *MARKS[1:]), "expected float, found str"),
     ],
 )

@@ -11,6 +11,7 @@ a time, and the next covers everything committed meanwhile, so a slow disk costs
 
 from __future__ import annotations
 
+import math
 from typing import TypeVar
 
 from yeto.core.decisions import (
@@ -24,6 +25,7 @@ from yeto.core.decisions import (
 from yeto.core.events import (
     CheckpointFailed,
     CheckpointWritten,
+    Event,
     MergeFailed,
     MergeFinished,
     OuterStepApplied,
@@ -79,6 +81,8 @@ def order_merges(draft: Draft) -> None:
 
 def on_merge_finished(draft: Draft, event: MergeFinished) -> None:
     """The merged gradient is ready, or not usable."""
+    _require_figure(event, "delta_cosine", event.delta_cosine, least=-1.0, most=1.0)
+    _require_figure(event, "norm_ratio", event.norm_ratio)
     round_ = _merging(draft, event)
     if round_ is None:
         return
@@ -94,6 +98,14 @@ def on_merge_finished(draft: Draft, event: MergeFinished) -> None:
         norm_ratio=event.norm_ratio,
     )
     draft.put(replace(round_, status=MERGED, sealed=sealed))
+
+
+def _require_figure(
+    event: Event, name: str, value: float | None, *, least: float = 0.0, most: float = math.inf
+) -> None:
+    """Raise when a figure is none that vectors can have."""
+    if value is not None and not (least <= value <= most and math.isfinite(value)):
+        raise CoordinatorError(f"{event.kind}: {name} {value} is impossible")
 
 
 def on_merge_failed(draft: Draft, event: MergeFailed) -> None:
@@ -153,6 +165,7 @@ def order_commit(draft: Draft) -> None:
 
 def on_outer_step_applied(draft: Draft, event: OuterStepApplied) -> None:
     """The outer step was computed: commit the round, or discard its attempt."""
+    _require_figure(event, "offset_ratio", event.offset_ratio)
     round_ = draft.find(event.step)
     if round_ is None or round_.attempt != event.attempt or round_.status is not COMMITTING:
         raise CoordinatorError(

@@ -107,6 +107,20 @@ def unmoved(num_fragments: int) -> tuple[OuterMark, ...]:
     return tuple(OuterMark(fragment=p, merges=0, gain=0.0) for p in range(num_fragments))
 
 
+def impossible(mark: OuterMark, commits: int) -> bool:
+    """Return whether counters cannot be those of a fragment that was committed so often.
+
+    A commit multiplies the gain by a momentum below 1 and adds 1, so it lies between 1 and the merges.
+    """
+    gained = 1.0 <= mark.gain <= mark.merges if mark.merges else mark.gain == 0.0
+    return not (0 <= mark.merges <= commits and gained)
+
+
+def commits_at(version: int, fragment: int, num_fragments: int) -> int:
+    """Return how often a fragment was committed when it came to a version."""
+    return 0 if version == 0 else (version - fragment - 1) // num_fragments + 1
+
+
 def derived(config: CoreConfig, versions: tuple[int, ...]) -> tuple[OuterMark, ...]:
     """Return counters for a checkpoint that has none, as far as they can be told.
 
@@ -120,7 +134,7 @@ def derived(config: CoreConfig, versions: tuple[int, ...]) -> tuple[OuterMark, .
     momentum = stock_momentum(config)
     marks = []
     for fragment, version in enumerate(versions):
-        merges = 0 if version == 0 else (version - fragment - 1) // len(versions) + 1
+        merges = commits_at(version, fragment, len(versions))
         gain = 0.0
         # Step by step, as it would have been counted: a power is rounded otherwise on other machines.
         for _ in range(merges):

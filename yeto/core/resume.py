@@ -10,7 +10,7 @@ from __future__ import annotations
 from immutables import Map
 
 from yeto.core.events import SessionResumed
-from yeto.core.outer import derived
+from yeto.core.outer import commits_at, derived, impossible
 from yeto.core.parts import Phase
 from yeto.core.state import State, moment
 from yeto.errors import ConfigError, CoordinatorError
@@ -27,7 +27,8 @@ def resumed_state(event: SessionResumed) -> State:
 
     Raises:
         ConfigError: The settings are impossible, or the run is already past ``--total-steps``.
-        CoordinatorError: The event is no contiguous prefix of a run, or has counters of other fragments.
+        CoordinatorError: The event is no contiguous prefix of a run, or has counters that it cannot
+            have.
     """
     config = event.config.validated()
     num_fragments = event.terms.num_fragments
@@ -41,6 +42,13 @@ def resumed_state(event: SessionResumed) -> State:
         raise CoordinatorError(
             "session_resumed: the counters of the outer step are not those of its fragments"
         )
+    for counted, version in zip(outer_marks, versions, strict=True):
+        commits = commits_at(version, counted.fragment, num_fragments)
+        if impossible(counted, commits):
+            raise CoordinatorError(
+                f"session_resumed: outer_marks[{counted.fragment}]: {counted.merges} merges with a gain of "
+                f"{counted.gain} cannot be after {commits} commits"
+            )
     if config.num_fragments is not None and config.num_fragments != num_fragments:
         raise ConfigError(
             f"the checkpoint has {num_fragments} fragments, the configuration {config.num_fragments}"

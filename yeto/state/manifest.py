@@ -159,6 +159,11 @@ def version_at(step: int, fragment: int, num_fragments: int) -> int:
     return 0 if step < first else first + (step - first) // num_fragments * num_fragments
 
 
+def commits_at(step: int, fragment: int, num_fragments: int) -> int:
+    """Return how often a fragment was committed in the first ``step`` commits."""
+    return max(0, (step - fragment - 1) // num_fragments + 1)
+
+
 def fragment_file(fragment: int, version: int) -> str:
     """Return the path of a fragment's file inside the folder."""
     return f"{FRAGMENTS_FOLDER}/f{fragment:04d}-v{version:08d}.safetensors"
@@ -287,8 +292,9 @@ def _check(manifest: Manifest, name: str) -> None:
         checks.append((marked == list(range(count)), "outer_marks: not one for each fragment, in order"))
         checks += [
             (
-                mark.merges >= 0 and 0.0 <= mark.gain < math.inf,
-                f"outer_marks[{mark.fragment}]: {mark.merges} merges with a gain of {mark.gain} cannot be",
+                _may_be(mark, commits := commits_at(manifest.step, mark.fragment, count)),
+                f"outer_marks[{mark.fragment}]: {mark.merges} merges with a gain of {mark.gain} cannot be "
+                f"after {commits} commits",
             )
             for mark in manifest.outer_marks
         ]
@@ -320,6 +326,15 @@ def _check(manifest: Manifest, name: str) -> None:
     for good, message in checks:
         if not good:
             raise CheckpointError(f"{name}: {message}")
+
+
+def _may_be(mark: OuterMark, commits: int) -> bool:
+    """Return whether a fragment with so many commits can have these counters.
+
+    A commit multiplies the gain by a momentum below 1 and adds 1.
+    """
+    gained = 1.0 <= mark.gain <= mark.merges if mark.merges else mark.gain == 0.0
+    return 0 <= mark.merges <= commits and gained
 
 
 def _is_hex(text: str, digits: int) -> bool:

@@ -82,9 +82,13 @@ def test_its_numbers_are_those_of_replay_and_status(page, tape, yeto):
     status = yeto("status", tape, "--once", "--json")
     assert fact(page, "Rounds") == f"{state['step']} of {status['total_steps']}"
     assert fact(page, "Attempts").startswith(str(status["attempts"]))
-    assert fact(page, "Restarts").startswith(str(status["session"]["restarts"]))
-    rows = page.locator("//table[caption='Learners']/tbody/tr")
-    heads = page.locator("//table[caption='Learners']/thead//th").all_text_contents()
+    restarts = status["session"]["restarts"]
+    assert fact(page, "Starts").split() == [
+        *(str(restarts + 1), str(restarts)),
+        *f"restarts, {status['superseded']} commits taken back".split(),
+    ]
+    rows = page.locator("//table[starts-with(caption, 'Learners')]/tbody/tr")
+    heads = page.locator("//table[starts-with(caption, 'Learners')]/thead//th").all_text_contents()
     ledger = state["ledger"]
     assert rows.count() == len(status["learners"])
     for row, learner in zip(rows.all(), status["learners"], strict=True):
@@ -95,8 +99,16 @@ def test_its_numbers_are_those_of_replay_and_status(page, tape, yeto):
         assert told["merges"] == str(learner["merges"]) == str(ledger[str(learner["learner"])]["merges"])
         assert told["contribution"].strip() == percent(learner["contribution"])
         assert told["sent"] == size(learner["bytes_in"])
-    refusals = page.locator("//table[caption='What was refused?']/tbody/tr")
-    assert refusals.count() == len(status["refusals"])
+        # Nobody is connected any more, but how fast they were is known.
+        assert re.fullmatch(r"[\d.]+", told["steps/s"])
+        assert re.fullmatch(r"[\d,]+", told["tokens/s"])
+    refusals = page.locator("//table[starts-with(caption, 'What was refused?')]")
+    assert refusals.locator("tbody tr").count() == len(status["refusals"])
+    pushes, connections = (
+        sum(one["count"] for one in status["refusals"] if one["what"] == what)
+        for what in ("push", "connection")
+    )
+    assert f"{pushes} pushes and {connections} connections in all" in refusals.locator("caption").inner_text()
     slow = page.locator("//table[starts-with(caption, 'Which rounds were the slowest')]")
     # Those that were retried were so once.
     assert " in 1 attempt before" in slow.inner_text()
@@ -106,7 +118,7 @@ def test_its_numbers_are_those_of_replay_and_status(page, tape, yeto):
 
 
 def percent(share):
-    return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"
+    return f"{100 * share:.1f} %"
 
 
 def test_it_can_be_read_at_any_width(page):
@@ -156,6 +168,61 @@ def test_the_keys_reach_a_round_and_its_story(page):
     page.keyboard.press("Escape")
     assert page.get_by_role("dialog").count() == 0
     assert pictures.first.evaluate("element => element === document.activeElement")
+
+
+STARTS = [
+    ("end", "start 4: the one before ended with exit code 3; resumed from step 24; commits taken back: none"),
+    (
+        "16",
+        "start 3: the one before ended with exit code 1; resumed from step 15; commits taken back: 16 to 18",
+    ),
+    (
+        "7",
+        "start 2: the one before ended without an exit code; resumed from step 6; commits taken back: 7 to 8",
+    ),
+]
+
+
+def test_its_log_has_every_fault_and_every_start_says_how_the_one_before_ended(page):
+    log = page.locator("//table[starts-with(caption, 'What went wrong')]")
+    assert log.locator("tbody tr").count() > 60
+    assert "of " not in log.locator("caption .note").inner_text()
+    starts = log.locator("tbody tr", has_text="restart").filter(has_text="the one before ended")
+    told = [row.locator("th, td").all_text_contents() for row in starts.all()]
+    assert [(round_, text) for _, round_, _, text in told] == STARTS
+    # The plot has the last one, too, after all rounds.
+    grid = page.locator("#time [role=slider]").nth(1)
+    grid.focus()
+    page.keyboard.press("End")
+    assert grid.get_attribute("aria-valuetext").startswith("After the last round: ")
+    assert "1 restart" in grid.get_attribute("aria-valuetext")
+    page.keyboard.press("Enter")
+    assert page.get_by_role("dialog").count() == 0
+
+
+def test_who_was_refused_is_not_said_to_be_silent(page):
+    grid = page.locator("#learners [role=slider]").first
+    grid.focus()
+    page.keyboard.press("Home")
+    for _ in range(4):
+        page.keyboard.press("ArrowRight")
+    assert "learner 1 refused (it holds NaN or Inf" in grid.get_attribute("aria-valuetext")
+    page.keyboard.press("Enter")
+    story = page.get_by_role("dialog").inner_text()
+    page.keyboard.press("Escape")
+    assert "Learner 1's push was refused: it holds NaN or Inf" in story
+    assert "No answer from learner 1" not in story
+
+
+def test_what_the_closing_sweep_waited_for_is_not_called_grace(page):
+    waited = page.locator("figure", has_text="How long did rounds wait after their quorum?")
+    assert "of the closing sweep" in waited.locator(".answer").inner_text()
+    page.locator("#time [role=slider]").first.focus()
+    for key in ("End", "ArrowLeft", "Enter"):
+        page.keyboard.press(key)
+    story = page.get_by_role("dialog").inner_text()
+    page.keyboard.press("Escape")
+    assert "closing sweep has no grace: it waits for every live member" in story
 
 
 def test_a_report_asks_the_network_for_nothing_and_runs_only_its_own_scripts(page, opened):

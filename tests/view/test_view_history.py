@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ from yeto.view.history import (
     LEARNERS_MAX,
     MARKS_MAX,
     RECENT_MAX,
+    RUN_COUNTS,
     History,
     history_json,
 )
@@ -93,12 +95,34 @@ def test_each_round_of_a_recorded_run_stands_there_as_its_records_say():
     assert [one["step"] for one in told["recent"]] == run["step"]
     assert sum(told["histograms"]["quorum_seconds"]["counts"]) == len(commits)
     assert sum(told["histograms"]["grace_seconds"]["counts"]) == summary.grace_seconds.count
+    assert sum(told["histograms"]["waited_seconds"]["counts"]) == len(commits)
+    # A fault is counted at the round that it affects, and what came after the last commit stands alone.
+    counted, after = Counter(), Counter()
+    for mark in told["marks"]:
+        if mark["kind"] in RUN_COUNTS:
+            ended = mark["step"] > run["step"][-1]
+            (after if ended else counted)[RUN_COUNTS[mark["kind"]], 0 if ended else mark["step"]] += 1
+    assert {
+        (name, step): count
+        for name, counts in run["counts"].items()
+        for step, count in zip(run["step"], counts, strict=True)
+        if count
+    } == counted
+    assert {(name, 0): count for name, count in run["counts_after"].items() if count} == after
+    assert after["restarts", 0] == 1
+    assert sum(run["counts"]["restarts"]) == 2
+    for one in told["recent"]:
+        assert {learner for learner, _ in one["refused"]} <= set(one["missed"])
+        assert all(f"of learner {learner} for round {one['step']} " in why for learner, why in one["refused"])
+    refused = Counter(learner for one in told["recent"] for learner, _ in one["refused"])
+    assert refused == {0: 1, 1: 2, 3: 3}
+    by_learner = told["learners"]["by_learner"]
+    assert refused == {int(one): n for one in by_learner if (n := sum(by_learner[one]["counts"]["refused"]))}
     marks = [one["kind"] for one in told["marks"]]
     assert marks.count("restart") == len(summary.restarts) == 3
     assert marks.count("retry") == sum(summary.discarded.values())
     assert marks.count("push_refused") == sum(one.count for one in summary.refused_pushes.values())
     assert set(marks) >= {"join", "leave", "refused", "checkpoint", "ended"}
-    assert sum(run["counts"]["joins"]) <= marks.count("join")
     assert told["marks_left_out"] == 0
 
 
@@ -180,6 +204,19 @@ def synthetic(num_rounds, num_learners):
     return history
 
 
+def test_a_fault_of_a_round_that_is_committed_already_goes_to_that_round():
+    history = synthetic(3_000, 1)
+    before = history_json(history)["run"]["counts"]["refusals"]
+    history.mark(1e6, 2_000, "push_refused", "came late", 0)
+    history.mark(1e6, 3_001, "push_refused", "came early", 0)
+    told = history_json(history)["run"]
+    after = told["counts"]["refusals"]
+    place = [old != new for old, new in zip(before, after, strict=True)].index(True)
+    assert sum(after) == sum(before) + 1
+    assert told["step"][place] <= 2_000 < told["step"][place] + told["width"]
+    assert told["counts_after"]["refusals"] == 1
+
+
 def test_a_long_run_stays_small():
     history = synthetic(5_000, 2)
     told = history_json(history)
@@ -192,7 +229,8 @@ def test_a_long_run_stays_small():
     assert sum(told["run"]["rounds"]) == 5_000
     assert told["run"]["series"]["gradient_norm"]["max"][-1] == 5_000
     assert told["run"]["series"]["gradient_norm"]["min"][0] == 1
-    assert sum(told["run"]["counts"]["leaves"]) == 5_000 - 1  # the last waits for a commit
+    assert sum(told["run"]["counts"]["leaves"]) == 5_000 - 1
+    assert told["run"]["counts_after"]["leaves"] == 1  # it waits for a commit
     _, axis = history.run.axis(BUCKETS_MAX)
     assert BUCKETS_MAX / 2 <= len(axis["step"]) <= BUCKETS_MAX
     _, axis = history.learners.axis(LEARNER_BUCKETS_MAX)

@@ -16,13 +16,19 @@ if TYPE_CHECKING:
 COLOURS = ("#0b6cbd", "#c24d0a", "#0a8560", "#a0468a", "#9c7200", "#3c92b8", "#7b5a3c", "#62707e")
 DASHES: tuple[Any, ...] = ("-", "--", ":", "-.")
 PHASES = {
+    "earlier_seconds": ("earlier attempts", "#c01c28"),
     "gather_seconds": ("gathering", "#3d7fc4"),
-    "grace_seconds": ("grace", "#c78a00"),
+    "grace_seconds": ("waiting after the quorum", "#c78a00"),
     "merge_seconds": ("merging", "#2b9a6e"),
-    "turn_seconds": ("its turn", "#8d7fb8"),
-    "commit_seconds": ("commit", "#c8528b"),
+    "turn_seconds": ("waiting for earlier rounds", "#8d7fb8"),
+    "commit_seconds": ("outer step", "#c8528b"),
 }
-PARTS = {"merged": "#3d7fc4", "left_out": "#c78a00", "missed": "#c01c28"}
+PARTS = {
+    "merged": ("merged", "#3d7fc4"),
+    "left_out": ("came, but was left out", "#c78a00"),
+    "refused": ("its push was refused", "#7a4fb5"),
+    "missed": ("did not answer", "#c01c28"),
+}
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -99,7 +105,7 @@ def _phases(axes: Axes, data: Data) -> bool:
         colors=[colour for _, colour in PHASES.values()],
     )
     axes.set_ylabel("seconds")
-    axes.legend(ncols=5, frameon=False, fontsize=8)
+    axes.legend(ncols=3, frameon=False, fontsize=8)
     return True
 
 
@@ -110,12 +116,14 @@ def _participation(axes: Axes, data: Data) -> bool:
         return False
     for row, counts in enumerate(one["counts"] for one in learners.values()):
         bottom = [row - 0.4] * len(table["step"])
-        for part, colour in PARTS.items():
+        # Those refused are counted among the missed, too.
+        silent = [missed - many for missed, many in zip(counts["missed"], counts["refused"], strict=True)]
+        for part, (name, colour) in PARTS.items():
+            shown = silent if part == "missed" else counts[part]
             heights = [
-                0.8 * many / max(1, rounds)
-                for many, rounds in zip(counts[part], table["rounds"], strict=True)
+                0.8 * many / max(1, rounds) for many, rounds in zip(shown, table["rounds"], strict=True)
             ]
-            label = part.replace("_", " ") if row == 0 else None
+            label = name if row == 0 else None
             width = table["width"]
             axes.bar(
                 table["step"], heights, width, bottom, align="edge", color=colour, linewidth=0, label=label
@@ -124,7 +132,7 @@ def _participation(axes: Axes, data: Data) -> bool:
     axes.set_yticks(range(len(learners)), [f"learner {name}" for name in learners])
     axes.grid(False)
     axes.invert_yaxis()
-    axes.legend(ncols=3, frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0.6, 1.0))
+    axes.legend(ncols=4, frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1.0, 1.0))
     return True
 
 
@@ -153,6 +161,25 @@ def _agreement(axes: Axes, data: Data) -> bool:
             drawn += 1
     _legend(axes, drawn)
     return drawn > 0
+
+
+def _contributions(axes: Axes, data: Data) -> bool:
+    table = data["history"]["learners"]
+    shares, names = [], []
+    for name, learner in table["by_learner"].items():
+        values, merged = learner["series"]["contribution"]["mean"], learner["counts"]["merged"]
+        if any(value is not None for value in values):
+            # A learner counts 0 where it was not in the merge.
+            parts = zip(values, merged, table["rounds"], strict=True)
+            shares.append([(value or 0.0) * many / max(1, rounds) for value, many, rounds in parts])
+            names.append(f"learner {name}")
+    if shares:
+        colours = [COLOURS[index % len(COLOURS)] for index in range(len(shares))]
+        axes.stackplot(table["step"], *shares, labels=names, colors=colours, step="mid")
+        # Upon the areas, so it needs a ground of its own.
+        axes.legend(ncols=4, fontsize=8, framealpha=0.85, edgecolor="none")
+    axes.set_ylabel("share of a merge")
+    return bool(shares)
 
 
 def _by_learner(series: str, label: str) -> Painter:
@@ -197,7 +224,7 @@ AGREEMENT = {
 _PLOTS: dict[str, tuple[str, Painter]] = {
     "time": ("What are rounds made of?", _phases),
     "participation": ("Who took part in which round?", _participation),
-    "contribution": ("Whose work is in the model?", _by_learner("contribution", "share of a merge")),
+    "contribution": ("Whose work is in the model?", _contributions),
     "pace": ("How fast does each learner step?", _by_learner("steps_per_second", "steps/s")),
     "staleness": ("How stale is what is merged?", _by_learner("staleness", "rounds")),
     "loss": ("Does the loss fall?", _loss),

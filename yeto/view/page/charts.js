@@ -8,8 +8,9 @@ const HEIGHT = 200;
 const drawn = new Set();
 
 // A chart over rounds. `read(data)` returns null when there is nothing to see, else
-// {answer, x, lines: [{label, stroke, dash, mean, min, max}], value(v), stacked, rounds}.
-export function lineChart(question, read, { hideEmpty = false, openRound, wide = false } = {}) {
+// {answer, x, lines: [{label, stroke, dash, mean, min, max, gaps}], value(v), stacked, rounds, top}. A line with `gaps`
+// goes on over places where it has no value; above `top` nothing is shown.
+export function lineChart(question, read, { hideEmpty = false, empty, openRound, wide = false } = {}) {
   const parts = figure(question, { wide });
   const { root, answer, legend, body } = parts;
   let plot = null;
@@ -76,7 +77,8 @@ export function lineChart(question, read, { hideEmpty = false, openRound, wide =
     plot = new uPlot(options(seen, hidden, body.clientWidth, showLegend), columns(seen, hidden), body);
     if (openRound !== undefined) {
       plot.over.addEventListener("click", () => {
-        if (plot.cursor.idx !== null && plot.cursor.idx !== undefined) openRound(seen.x[plot.cursor.idx]);
+        const place = placeUnder(plot, seen);
+        if (place !== null) openRound(seen.x[place]);
       });
     }
   }
@@ -85,7 +87,9 @@ export function lineChart(question, read, { hideEmpty = false, openRound, wide =
     const next = read(data);
     if (next === null) {
       root.hidden = hideEmpty;
-      put(answer, "Nothing to see yet.");
+      put(answer, empty ?? "Nothing to see yet.");
+      body.hidden = empty !== undefined;
+      root.classList.toggle("wide", wide || body.hidden);
       plot?.destroy();
       plot = null;
       seen = null;
@@ -94,7 +98,8 @@ export function lineChart(question, read, { hideEmpty = false, openRound, wide =
       keys.tell();
       return;
     }
-    root.hidden = false;
+    root.hidden = body.hidden = false;
+    root.classList.toggle("wide", wide);
     put(answer, next.answer);
     const nextShape = JSON.stringify(next.lines.map((line) => [line.label, line.min !== undefined]));
     const same = nextShape === shape && plot !== null;
@@ -126,8 +131,10 @@ export function schemeChanged() {
 }
 
 function columns(seen, hidden) {
-  const result = [seen.x];
   if (seen.stacked) {
+    // Each place is a step as wide as its rounds, so the last one needs an end.
+    const last = seen.x.length - 1;
+    const result = [[...seen.x, lastRound(seen) + 1]];
     // Drawn from the top: each sum covers the one before down to the axis.
     const shown = seen.lines.filter((line) => !hidden.has(line.label));
     const sums = [];
@@ -136,9 +143,10 @@ function columns(seen, hidden) {
       below = below.map((sum, place) => sum + (line.mean[place] ?? 0));
       sums.push(below);
     }
-    sums.reverse().forEach((sum) => result.push(sum));
+    sums.reverse().forEach((sum) => result.push([...sum, sum[last]]));
     return result;
   }
+  const result = [seen.x];
   for (const line of seen.lines) {
     const show = !hidden.has(line.label);
     const nothing = () => seen.x.map(() => null);
@@ -146,6 +154,19 @@ function columns(seen, hidden) {
     result.push(show ? line.mean : nothing());
   }
   return result;
+}
+
+function lastRound(seen) {
+  const last = seen.x.length - 1;
+  return seen.x[last] + Math.max(1, seen.rounds?.[last] ?? 1) - 1;
+}
+
+// Where the pointer is: at the nearest place, or in the step that it is over.
+function placeUnder(plot, seen) {
+  const near = plot.cursor.idx ?? null;
+  if (!seen.stacked || near === null) return near;
+  const place = seen.x.findLastIndex((first) => first <= plot.posToVal(plot.cursor.left, "x"));
+  return place < 0 ? null : place;
 }
 
 function options(seen, hidden, width, showLegend) {
@@ -156,7 +177,7 @@ function options(seen, hidden, width, showLegend) {
   const bands = [];
   if (seen.stacked) {
     const shown = seen.lines.filter((line) => !hidden.has(line.label)).reverse();
-    for (const line of shown) series.push({ fill: line.stroke, width: 0, points: { show: false } });
+    for (const line of shown) series.push({ fill: line.stroke, width: 0, points: { show: false }, paths: uPlot.paths.stepped({ align: 1 }) });
   } else {
     for (const line of seen.lines) {
       if (line.min !== undefined) {
@@ -165,7 +186,7 @@ function options(seen, hidden, width, showLegend) {
         bands.push({ series: [series.length - 1, series.length - 2], fill: faint(line.stroke) });
       }
       series.push({
-        stroke: line.stroke, dash: line.dash, width: 1.75, spanGaps: false,
+        stroke: line.stroke, dash: line.dash, width: 1.75, spanGaps: line.gaps === true,
         points: { size: 4, fill: line.stroke, filter: alone },
       });
     }
@@ -179,10 +200,10 @@ function options(seen, hidden, width, showLegend) {
     cursor: { y: false, points: { show: !seen.stacked }, drag: { x: true, y: false }, sync: { key: "rounds" } },
     scales: { x: { time: false }, y: { range: bounds(seen) } },
     axes: [
-      { ...axis, size: 30, space: 60, values: (_, ticks) => ticks.map((tick) => Number.isInteger(tick) ? number(tick) : "") },
+      { ...axis, size: 30, space: 60, values: (_, ticks) => ticks.map((tick) => Number.isInteger(tick) && tick <= lastRound(seen) ? number(tick) : "") },
       { ...axis, size: 58, space: 36, values: (_, ticks) => ticks.map((tick) => seen.value(tick)) },
     ],
-    hooks: { setCursor: [(plot) => showLegend(plot.cursor.idx)] },
+    hooks: { setCursor: [(plot) => showLegend(placeUnder(plot, seen))] },
   };
 }
 
@@ -200,7 +221,7 @@ function alone(plot, place) {
 function bounds(seen) {
   return (_, low, high) => {
     if (low === null || high === null) return [0, 1];
-    high = Math.max(high, seen.least ?? high);
+    high = Math.min(Math.max(high, seen.least ?? high), seen.top ?? Infinity);
     const bottom = seen.zero === false ? low : Math.min(0, low);
     const room = (high - bottom || Math.abs(high) || 1) * 0.06;
     return [seen.zero === false || low < 0 ? bottom - room : bottom, high + room];
@@ -236,6 +257,7 @@ export function histogram(question, read) {
         el("span", { class: "unseen" }, `: ${number(bar.count)}`),
       );
     });
+    body.dataset.many = items.length > 8;
     put(body, el("ol", {}, ...items));
   }
 

@@ -22,6 +22,18 @@ export function percent(value) {
   return `${number(share, share > 0 && share < 9.95 ? 1 : 0)} %`;
 }
 
+// Of shares that stand beside each other: whole numbers need not add up to a hundred.
+export function fineShare(value) {
+  return value === null || value === undefined ? NONE : `${number(value * 100, 1)} %`;
+}
+
+export function median(values) {
+  const known = values.filter((value) => value !== null && value !== undefined).sort((a, b) => a - b);
+  if (known.length === 0) return null;
+  const half = known.length >> 1;
+  return known.length % 2 === 1 ? known[half] : (known[half - 1] + known[half]) / 2;
+}
+
 export function span(seconds) {
   if (seconds === null || seconds === undefined) return NONE;
   if (seconds < 0) return `-${span(-seconds)}`;
@@ -124,10 +136,10 @@ export function style(name) {
 export const PHASES = [
   ["earlier", "earlier attempts"],
   ["gather", "gathering"],
-  ["grace", "grace"],
+  ["grace", "waiting after the quorum"],
   ["merge", "merging"],
-  ["turn", "its turn"],
-  ["commit", "commit"],
+  ["turn", "waiting for earlier rounds"],
+  ["commit", "outer step"],
 ];
 
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];

@@ -3,10 +3,12 @@
 
 import { el, number, percent, put, roundStep, style } from "./format.js";
 import { canvas, figure, slider } from "./keys.js";
+import { refusedOf } from "./verdict.js";
 
 const ROW_AXIS = 20;
 
-// `read(data)` returns null, or {answer, step, rounds, rows: [{label, parts: [{colour, shares}]}], words(place)}.
+// `read(data)` returns null, or {answer, step, rounds, rows: [{label, parts: [{colour, shares}]}], words(place), after}.
+// With `after` there is one column more than rounds, for what came after the last of them; it says its name.
 function cells(question, keyNames, read, openRound) {
   const { root, answer, legend, body } = figure(question, { wide: true });
   let seen = null;
@@ -22,6 +24,10 @@ function cells(question, keyNames, read, openRound) {
     return seen.rows.length <= 12 ? 22 : seen.rows.length <= 32 ? 13 : 8;
   }
 
+  function columnCount() {
+    return seen === null ? 0 : seen.step.length + (seen.after === undefined ? 0 : 1);
+  }
+
   function labelWidth(width) {
     return width < 420 ? 64 : 88;
   }
@@ -30,7 +36,7 @@ function cells(question, keyNames, read, openRound) {
 
   function left(width, place) {
     const label = labelWidth(width);
-    return label + ((width - label) * place) / Math.max(1, seen.step.length);
+    return label + ((width - label) * place) / Math.max(1, columnCount());
   }
 
   function draw(pen, width, height) {
@@ -47,7 +53,7 @@ function cells(question, keyNames, read, openRound) {
       pen.textAlign = "right";
       if (high >= 10 || index % 2 === 0) pen.fillText(row.label, label - 8, top + high / 2, label - 8);
       const colours = row.parts.map((part) => style(part.colour));
-      for (let place = 0; place < seen.step.length; place += 1) {
+      for (let place = 0; place < columnCount(); place += 1) {
         const from = left(width, place);
         const wide = left(width, place + 1) - from;
         // A gap between cells where there is room for one.
@@ -58,13 +64,13 @@ function cells(question, keyNames, read, openRound) {
           if (size <= 0) return;
           pen.fillStyle = colours[which];
           pen.fillRect(from, bottom - size, shown, size);
-          if (part.crossed && wide > 9) cross(pen, from, bottom - size, shown, size);
+          if (part.crossed && wide > 9) cross(pen, from, bottom - size, shown, size, part.crossed);
           bottom -= size;
         });
       }
     });
     axisMarks(pen, width, height);
-    if (at !== null && at < seen.step.length) {
+    if (at !== null && at < columnCount()) {
       pen.strokeStyle = style("text");
       pen.lineWidth = 1.5;
       const wide = left(width, at + 1) - left(width, at);
@@ -80,18 +86,24 @@ function cells(question, keyNames, read, openRound) {
     pen.fillStyle = style("muted");
     pen.textAlign = "center";
     const label = labelWidth(width);
+    const edge = left(width, step.length);
     for (let round = Math.ceil(first / every) * every; round < end; round += every) {
-      const x = label + ((width - label) * (round - first + 0.5)) / (end - first);
-      if (x < width - 12) pen.fillText(number(round), x, height - 7);
+      const x = label + ((edge - label) * (round - first + 0.5)) / (end - first);
+      if (x < edge - 12) pen.fillText(number(round), x, height - 7);
     }
+    if (seen.after === undefined) return;
+    pen.fillRect(edge - 1, 0, 1, height - ROW_AXIS);
+    pen.textAlign = "right";
+    pen.fillText(seen.after, width, height - 7);
   }
 
   function say() {
-    put(said, seen === null ? "" : at === null || at >= seen.step.length
+    put(said, seen === null ? "" : at === null || at >= columnCount()
       ? "Choose a column, with the pointer or the arrow keys." : `${columnName(at)}: ${seen.words(at)}.`);
   }
 
   function columnName(place) {
+    if (place === seen.step.length) return "After the last round";
     const many = seen.rounds[place];
     const first = seen.step[place];
     return many > 1 ? `Rounds ${number(first)} to ${number(first + many - 1)}` : `Round ${number(first)}`;
@@ -99,21 +111,25 @@ function cells(question, keyNames, read, openRound) {
 
   const keys = slider(body, {
     label: question,
-    count: () => seen?.step.length ?? 0,
+    count: columnCount,
     text: (place) => `${columnName(place)}: ${seen.words(place)}`,
     move: (place) => {
       at = place;
       say();
       picture.redraw();
     },
-    open: (place) => openRound(seen.step[place]),
+    open: openColumn,
   });
+
+  function openColumn(place) {
+    if (place < seen.step.length) openRound(seen.step[place]);
+  }
 
   function under(event) {
     const place = picture.element.getBoundingClientRect();
     const label = labelWidth(place.width);
     const share = (event.clientX - place.left - label) / (place.width - label);
-    return seen === null || share < 0 || share >= 1 ? null : Math.floor(share * seen.step.length);
+    return seen === null || share < 0 || share >= 1 ? null : Math.floor(share * columnCount());
   }
 
   picture.element.addEventListener("pointermove", (event) => {
@@ -122,7 +138,7 @@ function cells(question, keyNames, read, openRound) {
   });
   picture.element.addEventListener("click", (event) => {
     const place = under(event);
-    if (place !== null) openRound(seen.step[place]);
+    if (place !== null) openColumn(place);
   });
 
   function update(data) {
@@ -144,30 +160,42 @@ function sum(values) {
 const KINDS = [
   ["merged", "merged"],
   ["left_out", "came, but was left out"],
+  ["refused", "its push was refused"],
   ["missed", "did not answer"],
 ];
+const CROSSED = { missed: "falling", refused: "both" };
 
 export function participation(openRound) {
   const names = [...KINDS.map(([kind, name]) => [`part-${kind}`, name]), ["part-none", "no member"]];
   return cells("Who took part in which round?", names, ({ history }) => {
     const { step, rounds, by_learner: by, left_out: more } = history.learners;
-    const learners = Object.entries(by);
+    const learners = Object.entries(by).map(([learner, { counts }]) => {
+      // Those refused are counted among the missed, too.
+      const refused = counts.refused ?? rounds.map(() => 0);
+      return [learner, { counts: { ...counts, refused, missed: counts.missed.map((many, place) => many - refused[place]) } }];
+    });
     const whole = sum(rounds);
     if (whole === 0 || learners.length === 0) return null;
     const rows = learners.map(([learner, { counts }]) => ({
       label: `learner ${learner}`,
       parts: KINDS.map(([kind]) => ({
         colour: `part-${kind}`,
-        crossed: kind === "missed",
+        crossed: CROSSED[kind],
         shares: counts[kind].map((many, place) => many / Math.max(1, rounds[place])),
       })),
     }));
     const shares = learners.map(([learner, { counts }]) => ({ learner, share: sum(counts.merged) / whole }));
     const least = shares.reduce((few, one) => (one.share < few.share ? one : few));
     const beyond = more > 0 ? ` Only the first ${learners.length} learners are drawn.` : "";
+    const reasons = (place, learner) => {
+      const round = [...history.recent, ...history.slowest].find((one) => one.step === step[place]);
+      const found = rounds[place] > 1 || round === undefined ? undefined : refusedOf(round).find((one) => String(one.learner) === learner);
+      return found === undefined ? "" : ` (${found.why})`;
+    };
     const words = (place) => learners.slice(0, 16).map(([learner, { counts }]) => {
       const told = KINDS.filter(([kind]) => counts[kind][place] > 0)
-        .map(([kind, name]) => (rounds[place] > 1 ? `${name} ${percent(counts[kind][place] / rounds[place])}` : name));
+        .map(([kind, name]) => [kind, kind === "refused" ? "refused" : name])
+        .map(([kind, name]) => (rounds[place] > 1 ? `${name} ${percent(counts[kind][place] / rounds[place])}` : name) + (kind === "refused" ? reasons(place, learner) : ""));
       return `learner ${learner} ${told.join(", ") || "no member"}`;
     }).join("; ");
     const answer = least.share === 1
@@ -186,9 +214,12 @@ const FAULTS = [
 ];
 
 export function faults(openRound) {
-  return cells("When did something go wrong?", [], ({ history }) => {
-    const { step, rounds, counts } = history.run;
+  return cells("When did something go wrong?", [], ({ moment, history }) => {
+    const { step, rounds } = history.run;
     if (step.length === 0) return null;
+    // What came after the last commit has a column of its own.
+    const counts = Object.fromEntries(FAULTS.map(([name]) => [name, [...history.run.counts[name], history.run.counts_after?.[name] ?? 0]]));
+    const over = moment.session.exit_code !== null || moment.writer === "gone";
     const told = (place) => FAULTS.map(([name, , one, many]) => [place === null ? sum(counts[name]) : counts[name][place], one, many])
       .filter(([times]) => times > 0).map(([times, one, many]) => `${number(times)} ${times === 1 ? one : many}`).join(", ");
     const rows = FAULTS.map(([name, label, , , colour]) => {
@@ -197,16 +228,20 @@ export function faults(openRound) {
       return { label, least: 3, parts: [{ colour, shares: counts[name].map((many) => (many === 0 ? 0 : 0.35 + (0.65 * many) / most)) }] };
     });
     const all = told(null);
-    return { answer: all === "" ? "Nothing did." : `${all}, in ${number(sum(rounds))} rounds.`, step, rounds, rows, words: (place) => told(place) || "nothing" };
+    return { answer: all === "" ? "Nothing did." : `${all}, in ${number(sum(rounds))} rounds.`, step, rounds, rows, after: over ? "end" : "now", words: (place) => told(place) || "nothing" };
   }, openRound);
 }
 
-// A line across what never came.
-function cross(pen, left, top, width, height) {
+// A line across what never came, and two across what was refused.
+function cross(pen, left, top, width, height, how) {
   pen.strokeStyle = style("surface");
   pen.lineWidth = 1.25;
   pen.beginPath();
   pen.moveTo(left + 1.5, top + 1.5);
   pen.lineTo(left + width - 1.5, top + height - 1.5);
+  if (how === "both") {
+    pen.moveTo(left + 1.5, top + height - 1.5);
+    pen.lineTo(left + width - 1.5, top + 1.5);
+  }
   pen.stroke();
 }

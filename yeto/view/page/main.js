@@ -39,10 +39,11 @@ function section(id, title, ...views_) {
 }
 
 function card(question) {
+  const asked = el("h2", {}, question);
   const title = el("p", { class: "card-title" });
   const text = el("p", { class: "card-text" });
   const extra = el("div", { class: "card-extra" });
-  return { root: el("article", { class: "card" }, el("h2", {}, question), title, text, extra), title, text, extra };
+  return { root: el("article", { class: "card" }, asked, title, text, extra), asked, title, text, extra };
 }
 
 const cards = {
@@ -105,7 +106,10 @@ function showHead() {
   const slow = laggard(moment, history);
   put(cards.slow.title, slow.title);
   put(cards.slow.text, slow.sentence);
-  const last = history.recent[history.recent.length - 1];
+  const over = session.exit_code !== null;
+  put(cards.slow.asked, over ? "Who held it up?" : "Who holds it up?");
+  put(cards.last.asked, over ? "Which round took longest, and why?" : "Why did the last round take so long?");
+  const last = over ? history.slowest?.[0] : history.recent[history.recent.length - 1];
   if (last === undefined) {
     put(cards.last.title, "No round yet");
     put(cards.last.text, "");

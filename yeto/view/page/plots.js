@@ -1,8 +1,9 @@
 // Which plots there are. A title is the question that its plot answers; the line below it is the answer.
 
-import { bytes, count, learnerStroke, number, percent, PHASES, short, span, style } from "./format.js";
+import { bytes, count, fineShare, learnerStroke, median, number, percent, PHASES, short, span, style } from "./format.js";
 import { histogram, lineChart, lyingBars } from "./charts.js";
 import { phaseName } from "./rounds.js";
+import { paces, SWEEP } from "./verdict.js";
 
 // Buckets of a series that say how it is of late.
 const AGREEMENT_BUCKETS = 8;
@@ -37,27 +38,26 @@ function extremes(lines) {
   return [means[0], means[means.length - 1]];
 }
 
-function made(history) {
-  const names = ["gather", "grace", "merge", "turn", "commit"];
-  const series = names.map((name) => history.run.series[`${name}_seconds`]);
-  if (!series.every(some)) return null;
-  const means = series.map((column) => mean(column.mean) ?? 0);
-  const all = means.reduce((sum, value) => sum + value, 0);
-  const most = means.indexOf(Math.max(...means));
-  return {
-    answer: `Of a round's ${span(all)} on average, ${percent(all === 0 ? 0 : means[most] / all)} is ${phaseName(names[most])}.`,
-    ...axis(history.run), value: span, stacked: true,
-    lines: names.map((name, index) => ({
-      label: PHASES.find(([key]) => key === name)[1], stroke: style(`phase-${name}`), mean: series[index].mean,
-    })),
-  };
+// Over all rounds: a bucket counts as often as there are rounds in it, and where there was no such time it was 0.
+function overRounds(table, column) {
+  const all = table.rounds.reduce((sum, many) => sum + many, 0);
+  return table.rounds.reduce((sum, many, place) => sum + many * (column.mean[place] ?? 0), 0) / Math.max(1, all);
 }
 
-function banded(name, label, value, answer, rest = {}) {
-  return ({ history }) => {
-    const column = history.run.series[name];
-    if (!some(column)) return null;
-    return { answer: answer(column), ...axis(history.run), value, lines: [line(label, column, style("learner-0"))], ...rest };
+function made({ moment, history }) {
+  const names = PHASES.map(([name]) => name).filter((name) => some(history.run.series[`${name}_seconds`]));
+  const series = names.map((name) => history.run.series[`${name}_seconds`]);
+  if (series.length === 0) return null;
+  const means = series.map((column) => overRounds(history.run, column));
+  const all = means.reduce((sum, value) => sum + value, 0);
+  const most = means.indexOf(Math.max(...means));
+  const beside = moment.session.pipeline > 1 ? ` (${number(moment.session.pipeline)} are under way at a time)` : "";
+  return {
+    answer: `A round took ${span(overRounds(history.run, history.run.series.round_seconds))} on average, from its first opening to its commit${beside}; ${percent(all === 0 ? 0 : means[most] / all)} of that was ${phaseName(names[most])}.`,
+    ...axis(history.run), value: span, stacked: true,
+    lines: names.map((name, index) => ({
+      label: PHASES.find(([key]) => key === name)[1], stroke: style(`phase-${name}`), mean: series[index].mean.map((value) => value ?? 0),
+    })),
   };
 }
 
@@ -65,8 +65,91 @@ function learnersOver(name, value, answer, rest = {}) {
   return ({ history }) => {
     const lines = perLearner(history, name);
     if (lines.length === 0) return null;
-    return { answer: answer(...extremes(lines), lines), ...axis(history.learners), value, lines, ...rest };
+    return { answer: answer(...extremes(lines)), ...axis(history.learners), value, lines, ...rest };
   };
+}
+
+// Of each merge, what came from whom: a learner counts 0 where it was not in it.
+function contributions({ moment, history }) {
+  const { by_learner: by, rounds } = history.learners;
+  const lines = Object.entries(by).filter(([, { series }]) => some(series.contribution)).map(([learner, { series, counts }], index) => ({
+    label: `learner ${learner}`, stroke: learnerStroke(index).stroke,
+    mean: series.contribution.mean.map((value, place) => ((value ?? 0) * counts.merged[place]) / Math.max(1, rounds[place])),
+  }));
+  if (lines.length === 0) return null;
+  const shares = moment.learners.filter((one) => one.contribution !== null).sort((a, b) => a.contribution - b.contribution);
+  const [least, most] = [shares[0], shares[shares.length - 1]];
+  const answer = shares.length === 0 ? "Nobody's so far." : shares.length === 1 ? `All of it is learner ${most.learner}'s.`
+    : `Over the whole run ${fineShare(most.contribution)} of it is learner ${most.learner}'s, the most, and ${fineShare(least.contribution)} learner ${least.learner}'s, the least.`;
+  return { answer, ...axis(history.learners), value: percent, lines, stacked: true };
+}
+
+const SMOOTHED = 5;
+const SPEED_SHOWN = 2.5;
+
+// Without the spikes of a measurement over a short time: each place is the median of those around it.
+function smooth(values) {
+  const reach = SMOOTHED >> 1;
+  return values.map((value, place) => (value === null ? null : median(values.slice(Math.max(0, place - reach), place + reach + 1))));
+}
+
+function speeds({ history }) {
+  const lines = perLearner(history, "steps_per_second").map((one) => ({ ...one, gaps: true, mean: smooth(one.mean) }));
+  const known = paces(history);
+  if (lines.length === 0 || known.length === 0) return null;
+  const [least, most] = [known[0], known[known.length - 1]];
+  const who = known.length === 1 ? `Learner ${most.learner} takes ${short(most.pace)} steps/s`
+    : `Learner ${least.learner} is the slowest with ${short(least.pace)} steps/s, learner ${most.learner} the fastest with ${short(most.pace)}`;
+  // A few steps that a learner made up for after a pause would press all lines down to the axis.
+  const top = SPEED_SHOWN * most.pace;
+  const cut = lines.some((one) => Math.max(...one.mean.map((value) => value ?? 0)) > top) ? ` Bursts above ${short(top)} are cut off.` : "";
+  return { answer: `${who} (medians; the lines are running medians of ${SMOOTHED}).${cut}`, ...axis(history.learners), value: short, lines, top };
+}
+
+// Fragments are of different sizes, so where rounds stand alone each has a line of its own.
+const FRAGMENTS_DRAWN = 8;
+
+function gradients({ moment, history }) {
+  const column = history.run.series.gradient_norm;
+  if (!some(column)) return null;
+  const fragments = moment.session.num_fragments ?? 1;
+  const alone = history.run.width === 1 && fragments > 1 && fragments <= FRAGMENTS_DRAWN;
+  const lines = !alone ? [line("norm of the merged gradient", column, style("learner-0"))]
+    : Array.from({ length: fragments }, (_, fragment) => ({
+      label: `fragment ${fragment}`, ...learnerStroke(fragment), gaps: true,
+      // Rounds take the fragments in turn.
+      mean: column.mean.map((value, place) => ((history.run.step[place] - 1) % fragments === fragment ? value : null)),
+    }));
+  const known = column.mean.filter((value) => value !== null);
+  const most = Math.max(...(column.max ?? column.mean).filter((value) => value !== null));
+  const mixed = alone || fragments === 1 ? "" : " Neighbouring rounds are of different fragments, so the line goes up and down between theirs.";
+  return {
+    answer: `The norm is ${short(known[known.length - 1])} in the last round, was ${short(known[0])} in the first, and never above ${short(most)}.${mixed}`,
+    ...axis(history.run), value: short, lines,
+  };
+}
+
+// How long a learner's deltas are beside the mean of their round, which is the same fragment for all.
+function lengths({ history }) {
+  const lines = perLearner(history, "delta_norm");
+  if (lines.length === 0) return null;
+  if (lines.length > 1) {
+    const usual = history.learners.step.map((_, place) => mean(lines.map((one) => one.mean[place])));
+    for (const one of lines) one.mean = one.mean.map((value, place) => (value === null || !usual[place] ? null : value / usual[place]));
+  }
+  const [least, most] = extremes(lines);
+  if (most === undefined) return null;
+  const answer = lines.length === 1 ? `Its deltas have a norm of ${short(most.value)} on average.`
+    : `Deltas of ${most.label} are ${number(most.value, 2)} times as long as the mean of their round, on average, those of ${least.label} ${number(least.value, 2)} times.`;
+  return { answer, ...axis(history.learners), value: short, lines };
+}
+
+// What rounds waited for beyond the quorum; in the closing sweep that is no grace.
+function waited(found, all, { recent }) {
+  const sweep = recent.filter((round) => round.sweep && round.quorum_at !== null && round.sealed_at !== null);
+  const most = sweep.reduce((longest, round) => Math.max(longest, round.sealed_at - round.quorum_at), 0);
+  const closing = sweep.length === 0 ? "" : ` Among them are ${count(sweep.length, "round")} of the closing sweep, the longest with ${span(most)}: ${SWEEP}.`;
+  return `${halfAndNine(found, all, "rounds waited for less than")}.${closing}`;
 }
 
 function loss({ loss: curves }) {
@@ -92,7 +175,7 @@ function bins(name, value, answer) {
     first = Math.max(0, first - 1);
     last = Math.min(found.counts.length - 1, last + 1);
     const bars = found.counts.slice(first, last + 1).map((many, place) => ({ label: value(found.edges[first + place], found.edges[first + place + 1]), count: many }));
-    return { answer: answer(found, all), bars };
+    return { answer: answer(found, all, history), bars };
   };
 }
 
@@ -104,6 +187,12 @@ function below(found, all, share) {
     if (sum >= share * all) return found.edges[place + 1] ?? found.edges[place];
   }
   return found.edges[found.edges.length - 1];
+}
+
+// Half of them and nine of ten, or only these where that says as much.
+function halfAndNine(found, all, what) {
+  const [half, most] = [below(found, all, 0.5), below(found, all, 0.9)];
+  return half === most ? `Nine of ten of ${number(all)} ${what} ${span(most)}` : `Half of ${number(all)} ${what} ${span(half)}, nine of ten ${span(most)}`;
 }
 
 function stale({ moment }) {
@@ -134,9 +223,14 @@ function moved({ moment }) {
   };
 }
 
+// The name of a bin; its edges are round numbers.
 function between(low, high) {
-  if (low === null || low <= 0) return `< ${span(high)}`;
-  return high === null || high === undefined || high > 1e8 ? `≥ ${span(low)}` : span(low);
+  const name = (seconds) => span(seconds).replace(/\.0+(?= )/, "");
+  if (low === null || low <= 0) return `under ${name(high)}`;
+  if (high === null || high === undefined || high > 1e8) return `${name(low)} or more`;
+  const [number_, unit, ...rest] = name(low).split(" ");
+  const same = rest.length === 0 && name(high).endsWith(` ${unit}`) && name(high).split(" ").length === 2;
+  return `${same ? number_ : name(low)}–${name(high)}`;
 }
 
 // What the merges told of their learners; nothing where they did not, as on older tapes.
@@ -162,26 +256,22 @@ export function allPlots(openRound) {
   const over = { openRound };
   return {
     time: [
-      lineChart("What are rounds made of, over the whole run?", ({ history }) => made(history), over),
-      histogram("How much grace was granted?", bins("grace_seconds", between, (found, all) => `Half of ${number(all)} graces were below ${span(below(found, all, 0.5))}, nine of ten below ${span(below(found, all, 0.9))}.`)),
-      histogram("How long did the quorum take?", bins("quorum_seconds", between, (found, all) => `Half of the rounds had it within ${span(below(found, all, 0.5))}, nine of ten within ${span(below(found, all, 0.9))}.`)),
+      lineChart("What are rounds made of, over the whole run?", made, over),
+      histogram("How much grace was granted?", bins("grace_seconds", between, (found, all) => `${halfAndNine(found, all, "graces were below")}. A round waits so long at most; it goes on as soon as everybody has answered.`)),
+      histogram("How long did rounds wait after their quorum?", bins("waited_seconds", between, waited)),
+      histogram("How long did the quorum take?", bins("quorum_seconds", between, (found, all) => `${halfAndNine(found, all, "rounds had it within")}.`)),
     ],
     learners: [
-      lineChart("Whose work is in the model?", learnersOver("contribution", percent, (least, most, lines) => lines.length === 1
-        ? `All of it is ${most.label}'s.` : `${percent(most.value)} of a merge is ${most.label}'s where it takes part, ${percent(least.value)} ${least.label}'s.`), over),
-      lineChart("How fast does each learner step?", learnersOver("steps_per_second", (value) => short(value), (least, most) => `From ${short(least.value)} steps/s (${least.label}) to ${short(most.value)} (${most.label}), on average.`), over),
+      lineChart("Whose work is in the model?", contributions, over),
+      lineChart("How fast does each learner step?", speeds, over),
       lineChart("How stale is what is merged?", learnersOver("staleness", (value) => short(value), (least, most) => most.value === 0
         ? "Not at all: every push began from the newest version." : `${short(most.value)} rounds for ${most.label}, on average; ${short(least.value)} for ${least.label}.`, { least: 1 }), over),
       histogram("How stale were the merged pushes?", stale),
       lyingBars("How much did each learner send?", moved, { hideEmpty: true }),
     ],
     training: [
-      lineChart("Does the loss fall?", loss, { hideEmpty: true }),
-      lineChart("Are the merged gradients steady?", banded("gradient_norm", "norm of the merged gradient", short, (column) => {
-        const known = column.mean.filter((value) => value !== null);
-        const most = Math.max(...(column.max ?? column.mean).filter((value) => value !== null));
-        return `The norm is ${short(known[known.length - 1])} now, was ${short(known[0])} at first, and never above ${short(most)}.`;
-      }), over),
+      lineChart("Does the loss fall?", loss, { empty: "The event log does not hold the loss; learners write it to logs of their own: yeto report TAPE --log-jsonl LEARNER-LOG, once for each, draws it here." }),
+      lineChart("Are the merged gradients steady?", gradients, over),
       lineChart("Do the learners agree? Is the published model ahead of them?", agreement, { ...over, hideEmpty: true }),
       lineChart("Do the learners' deltas point where the momentum does?", ({ history }) => {
         const lines = perLearner(history, "cosine");
@@ -193,8 +283,7 @@ export function allPlots(openRound) {
           ...axis(history.learners), value: (cosine) => number(cosine, 2), zero: true, lines,
         };
       }, over),
-      lineChart("Does one learner move further than the others?", learnersOver("delta_norm", short, (least, most, lines) => lines.length === 1
-        ? `Its deltas have a norm of ${short(most.value)} on average.` : `Deltas of ${most.label} have a norm of ${short(most.value)} on average, those of ${least.label} ${short(least.value)}.`), over),
+      lineChart("Does one learner move further than the others?", lengths, over),
     ],
   };
 }

@@ -2,7 +2,7 @@
 
 import { el, learners, mark, number, PHASES, put, span, style, timeStep } from "./format.js";
 import { canvas, figure, slider } from "./keys.js";
-import { mostly, parts, reason, whole } from "./verdict.js";
+import { mostly, parts, reason, refusedOf, silentOf, whole } from "./verdict.js";
 
 const LANE_AXIS = 24;
 const LANE_LABEL = 34;
@@ -148,8 +148,8 @@ export function timeline(openRound) {
       answer,
       most === null
         ? "No round is committed yet."
-        : `Of the last ${number(all.length)} rounds' time, ${most.share} was ${phaseName(most.phase)}. A round took ${span(
-          all.reduce((sum, round) => sum + whole(round), 0) / all.length)} on average.`,
+        : `Of the last ${number(all.length)} rounds' time, ${most.share} was ${phaseName(most.phase)}.${
+          all.some((round) => round.sweep) ? ` In the closing sweep, ${sweepRounds(all)}, a round waits for every live member.` : ""}`,
     );
     if (chosen !== null) chosen = all.find((round) => round.step === chosen.step) ?? null;
     cut();
@@ -161,13 +161,20 @@ export function timeline(openRound) {
 }
 
 export function phaseName(phase) {
-  return { turn: "waiting for its turn", commit: "the outer step" }[phase] ?? PHASES.find(([key]) => key === phase)[1];
+  return { commit: "the outer step" }[phase] ?? PHASES.find(([key]) => key === phase)[1];
 }
 
 export function words(round) {
   const inMerge = `${learners(round.responders)} in the merge`;
-  const missed = round.missed.length > 0 ? `, ${learners(round.missed)} missed` : "";
-  return `Round ${number(round.step)}, fragment ${round.fragment}: ${span(whole(round))}, most of it ${reason(round)}; ${inMerge}${missed}.`;
+  const silent = silentOf(round);
+  const missed = silent.length > 0 ? `, ${learners(silent)} missed` : "";
+  const refused = refusedOf(round).map(({ learner, why }) => `, learner ${learner} refused (${why})`).join("");
+  return `Round ${number(round.step)}, fragment ${round.fragment}${round.sweep ? ", closing sweep" : ""}: ${span(whole(round))}, most of it ${reason(round)}; ${inMerge}${missed}${refused}.`;
+}
+
+function sweepRounds(all) {
+  const steps = all.filter((round) => round.sweep).map((round) => round.step);
+  return steps.length === 1 ? `round ${number(steps[0])}` : `rounds ${number(steps[0])} to ${number(steps[steps.length - 1])}`;
 }
 
 function timeAxis(pen, from, to, x, height, width) {

@@ -1,8 +1,8 @@
 // The story of one round, in a dialog: its phases with their times, who answered when, and, where a server can
 // look it up, the records themselves.
 
-import { el, learners, number, PHASES, put, span } from "./format.js";
-import { parts, reason, whole } from "./verdict.js";
+import { asSentence, el, learners, number, PHASES, put, span } from "./format.js";
+import { parts, reason, refusedOf, silentOf, SWEEP, whole } from "./verdict.js";
 
 // `find(step)` returns a round of the history or null; `fetchStory(step)` its records, or null without a server.
 export function storyDialog(find, fetchStory) {
@@ -57,13 +57,16 @@ function told(round) {
     sentences.push(`Answers after its last opening: ${round.answers.map(([learner, at]) => `learner ${learner} in ${span(at - round.attempt_at)}`).join(", ")}.`);
   }
   sentences.push(`Merged: ${learners(round.responders)}.`);
-  if (round.missed.length > 0) sentences.push(`No answer from ${learners(round.missed)}.`);
+  for (const { learner, why } of refusedOf(round)) sentences.push(`Learner ${learner}'s push was refused: ${why}.`);
+  const silent = silentOf(round);
+  if (silent.length > 0) sentences.push(`No answer from ${learners(silent)}.`);
   if (round.left_out.length > 0) sentences.push(`Too stale or too late for the merge: ${learners(round.left_out)}.`);
   return [
     el("p", { class: "lead" }, `${span(all)} from its opening to its commit; most of it ${reason(round)}.`),
     bar,
     el("table", {}, el("caption", {}, `Fragment ${round.fragment}, attempt ${round.attempt}${round.sweep ? ", closing sweep" : ""}`), el("tbody", {}, ...rows)),
     el("p", {}, sentences.join(" ")),
+    ...(round.sweep ? [el("p", { class: "quiet" }, asSentence(SWEEP))] : []),
   ];
 }
 

@@ -1,23 +1,38 @@
 // The tables of the page. Each has a caption that names it, heads for its columns, and scrolls by itself where
 // it is wider than the screen.
 
-import { asSentence, bytes, count, el, learners, mark, NONE, number, percent, put, short, span } from "./format.js";
-import { reason, whole } from "./verdict.js";
+import { asSentence, bytes, count, el, fineShare, learners, mark, NONE, number, put, short, span } from "./format.js";
+import { paces, reason, refusedOf, silentOf, whole } from "./verdict.js";
 
-export function table(caption, columns, { note = "" } = {}) {
+// A column is [name, kind, title]; what its name does not say by itself stands in the title.
+export function table(caption, columns) {
   const body = el("tbody");
-  const root = el(
+  const said = el("span", { class: "note" });
+  const more = el("p", { class: "more" });
+  const scroll = el(
     "div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
     el(
       "table", {},
-      el("caption", {}, el("span", { class: "title" }, caption, note === "" ? null : el("span", { class: "note" }, ` ${note}`))),
-      el("thead", {}, el("tr", {}, ...columns.map(([name, kind]) => el("th", { scope: "col", class: kind ?? "" }, name)))),
+      el("caption", {}, el("span", { class: "title" }, caption, said)),
+      el("thead", {}, el("tr", {}, ...columns.map(([name, kind, title]) => el("th", { scope: "col", class: kind ?? "", title }, name)))),
       body,
     ),
   );
+  const root = el("div", { class: "sheet" }, scroll, more);
 
-  function update(rows) {
+  // Where rows or columns are out of sight, it says so.
+  function hint() {
+    const down = scroll.scrollHeight > scroll.clientHeight + 2;
+    const right = scroll.scrollWidth > scroll.clientWidth + 2;
+    const words = [down ? `${number(body.rows.length)} rows: scroll down for more` : "", right ? "more columns to the right" : ""];
+    put(more, words.filter((one) => one !== "").join("; "));
+    more.hidden = !down && !right;
+  }
+  new ResizeObserver(hint).observe(scroll);
+
+  function update(rows, note = "") {
     root.hidden = rows.length === 0;
+    put(said, note === "" ? "" : ` ${note}`);
     put(
       body,
       ...rows.map((cells) => el(
@@ -27,16 +42,20 @@ export function table(caption, columns, { note = "" } = {}) {
         }, cell)),
       )),
     );
+    hint();
   }
 
   return { root, update };
 }
 
+function isOver(moment) {
+  return moment.session.exit_code !== null || moment.writer === "gone";
+}
+
 // How long ago something was; of a run that is over, when it was.
 function since(moment, at) {
   if (at === null) return NONE;
-  const over = moment.session.exit_code !== null || moment.writer === "gone";
-  return over ? `at ${mark(at, 1)}` : `${span(Math.max(0, moment.now - at))} ago`;
+  return isOver(moment) ? `at ${mark(at, 1)}` : `${span(Math.max(0, moment.now - at))} ago`;
 }
 
 const LINKS = {
@@ -56,7 +75,7 @@ function share(value) {
   if (value === null) return NONE;
   const fill = el("span", { class: "fill" });
   fill.style.width = `${Math.min(100, value * 100)}%`;
-  return el("span", { class: "share" }, el("span", { class: "track", "aria-hidden": "true" }, fill), percent(value));
+  return el("span", { class: "share" }, el("span", { class: "track", "aria-hidden": "true" }, fill), fineShare(value));
 }
 
 export function learnerTable() {
@@ -64,11 +83,18 @@ export function learnerTable() {
   const known = (learner) => [learner.loss, learner.bytes_out];
   let empty = null;
   const view = table("Learners", [
-    ["learner"], ["link"], ["waited for"], ["steps/s", "right"], ["tokens/s", "right"], ["local step", "right"],
+    ["learner"], ["link"], ["waited for"], ["steps/s", "right"], ["tokens/s", "right"],
+    ["local step", "right", "Inner steps as the learner counts them itself: from 0 again where it was started afresh"],
     ["merges", "right"], ["contribution", "right"], ["missed", "right"], ["staleness", "right"], ["loss", "right loss"],
     ["sent", "right"], ["received", "right received"], ["last answer", "right"],
   ]);
-  function update({ moment }) {
+  function update({ moment, history }) {
+    // Of learners that are gone there is no pace now, but one of the run.
+    const over = isOver(moment);
+    const usual = new Map(over ? paces(history).map((one) => [one.learner, one.pace]) : []);
+    const pace = (learner) => learner.steps_per_second ?? usual.get(learner.learner) ?? null;
+    const tokens = (learner) => learner.tokens_per_second
+      ?? (pace(learner) === null || learner.c_steps === 0 ? null : pace(learner) * learner.c_tokens / learner.c_steps);
     const columns = [0, 1].map((place) => moment.learners.every((learner) => known(learner)[place] === null));
     if (String(columns) !== empty) {
       empty = String(columns);
@@ -80,8 +106,8 @@ export function learnerTable() {
       link(learner),
       learner.waited_since === null
         ? NONE : el("span", { class: "waited" }, span(Math.max(0, moment.now - learner.waited_since)), el("span", { class: "note" }, learner.waited_for)),
-      number(learner.steps_per_second, 2),
-      number(learner.tokens_per_second),
+      number(pace(learner), 2),
+      number(tokens(learner)),
       number(learner.local_step),
       number(learner.merges),
       share(learner.contribution),
@@ -91,7 +117,7 @@ export function learnerTable() {
       bytes(learner.bytes_in),
       bytes(learner.bytes_out),
       since(moment, learner.answered_at),
-    ]));
+    ]), over && usual.size > 0 ? "steps/s and tokens/s as they were in this run (medians)" : "");
   }
   return { root: view.root, update };
 }
@@ -128,10 +154,16 @@ export function slowTable(openRound) {
     const rounds = [...(history.slowest ?? history.recent)].sort((a, b) => whole(b) - whole(a)).slice(0, 10);
     view.update(rounds.map((round) => [
       roundButton(round.step, openRound), String(round.fragment), span(whole(round)), reason(round),
-      round.missed.length === 0 ? NONE : learners(round.missed),
+      missing(round),
     ]));
   }
   return { root: view.root, update };
+}
+
+function missing(round) {
+  const silent = silentOf(round);
+  const words = [silent.length === 0 ? "" : learners(silent), ...refusedOf(round).map(({ learner }) => `learner ${learner} (refused)`)];
+  return words.filter((one) => one !== "").join(", ") || NONE;
 }
 
 export function fragmentTable() {
@@ -150,17 +182,30 @@ export function fragmentTable() {
 }
 
 export function refusalTable() {
-  const view = table("What was refused?", [["what"], ["of"], ["why"], ["times", "right"], ["the last one", "text"]]);
-  function update({ moment }) {
+  const view = table("What was refused?", [["what"], ["of"], ["why"], ["times", "right"], ["last at", "right"], ["the last one", "text"]]);
+  function update({ moment, history }) {
+    const total = (what) => moment.refusals.reduce((sum, one) => sum + (one.what === what ? one.count : 0), 0);
     view.update(moment.refusals.map((refusal) => [
       refusal.what,
       refusal.learner === null ? NONE : `learner ${refusal.learner}`,
       refusal.reason.replaceAll("_", " "),
       number(refusal.count),
+      refusal.at === null || refusal.at === undefined ? NONE : mark(refusal.at, 1),
       refusal.why,
-    ]));
+    ]), `${count(total("push"), "push", "pushes")} and ${count(total("connection"), "connection")} in all; ${harm(history)}`);
   }
   return { root: view.root, update };
+}
+
+// What refused pushes meant for the merges that stand.
+function harm(history) {
+  const lacking = Object.values(history.learners.by_learner)
+    .reduce((sum, { counts }) => sum + (counts.refused ?? []).reduce((all, many) => all + many, 0), 0);
+  if (lacking === 0) return "no merge lacks an answer because of it";
+  const rounds = history.recent.filter((round) => refusedOf(round).length > 0);
+  const where = rounds.reduce((sum, round) => sum + refusedOf(round).length, 0) !== lacking ? ""
+    : ` (${rounds.length === 1 ? "round" : "rounds"} ${rounds.slice(-12).map((round) => number(round.step)).join(", ")})`;
+  return `merges lack ${count(lacking, "answer")} because of it${where}`;
 }
 
 const SIGNS = {
@@ -168,15 +213,21 @@ const SIGNS = {
 };
 
 export function markTable() {
-  const view = table("What went wrong, and when?", [["at", "right"], ["before round", "right"], ["what"], ["in words", "text"]], { note: "the newest first" });
-  function update({ history }) {
-    const marks = history.marks.slice(-60).reverse();
+  const view = table("What went wrong, and when?", [
+    ["at", "right"],
+    ["round", "right", "The round that it affects: that of a push or an attempt, the first one after a restart, or else the one that was next"],
+    ["what"], ["in words", "text"],
+  ]);
+  function update({ moment, history }) {
+    const marks = [...history.marks].reverse();
+    const all = marks.length + history.marks_left_out;
+    const note = history.marks_left_out > 0 ? `the newest ${number(marks.length)} of ${number(all)}, the newest first` : "the newest first";
     view.update(marks.map((one) => [
       mark(one.at, 1),
-      number(one.step),
+      one.step > moment.total_steps && moment.total_steps > 0 ? "end" : number(one.step),
       `${SIGNS[one.kind] ?? "•"} ${one.kind.replaceAll("_", " ")}`,
       one.text,
-    ]));
+    ]), note);
   }
   return { root: view.root, update };
 }
@@ -201,15 +252,17 @@ export function facts() {
     const session = moment.session;
     const discarded = Object.values(moment.discarded).reduce((sum, many) => sum + many, 0);
     const connected = moment.learners.filter((learner) => learner.link === "connected").length;
-    const over = session.exit_code !== null || moment.writer === "gone";
+    const over = isOver(moment);
     const rows = [
       ["Rounds", `${number(moment.step)} of ${number(moment.total_steps)}`],
       ["Learners", over ? `${session.num_learners}` : `${connected} of ${session.num_learners} connected`, `quorum ${session.quorum}`],
-      ["Pace", moment.merges_per_hour === null ? NONE : `${short(moment.merges_per_hour)} rounds/h`],
+      over ? ["Pace", moment.at > 0 ? `${short((moment.committed / moment.at) * 3600)} rounds/h` : NONE, "mean of the whole run"]
+        : ["Pace", moment.merges_per_hour === null ? NONE : `${short(moment.merges_per_hour)} rounds/h`],
       over ? ["Ran for", span(moment.at)] : ["Time left", moment.eta_seconds === null ? "unknown" : span(moment.eta_seconds)],
       ["Checkpoint", checkpoint(moment), moment.checkpoint.writing === null ? "" : `step ${number(moment.checkpoint.writing)} is being written`],
       ["Attempts", number(moment.attempts), discarded === 0 ? "none discarded" : `${number(discarded)} discarded`],
-      ["Restarts", number(session.restarts), moment.superseded === 0 ? "" : `${count(moment.superseded, "commit")} taken back`],
+      ["Starts", number(session.restarts + 1), session.restarts === 0 ? "" : `${count(session.restarts, "restart")}, ${
+        moment.superseded === 0 ? "no commit" : count(moment.superseded, "commit")} taken back`],
     ];
     put(root, ...rows.map(([name, value, note]) => el(
       "div", {}, el("dt", {}, name), el("dd", {}, value, note ? el("span", { class: "note" }, note) : null),

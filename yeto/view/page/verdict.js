@@ -1,6 +1,6 @@
 // What the page concludes from the numbers. Pure: the moment and the history in, words out.
 
-import { asSentence, count, learners, number, percent, span } from "./format.js";
+import { asSentence, count, learners, median, number, percent, short, span } from "./format.js";
 
 // Where the time of a committed round went, in order; the parts add up to its whole time.
 export function parts(round) {
@@ -29,6 +29,18 @@ function answers(round) {
   return (round.answers ?? []).map(([learner, at]) => ({ learner, seconds: at - round.attempt_at }));
 }
 
+// Of the learners that a merge lacks: whose push was refused, with the sentence why, and who gave no answer.
+export function refusedOf(round) {
+  return (round.refused ?? []).map(([learner, why]) => ({ learner, why: why.split("refused: ").pop() }));
+}
+
+export function silentOf(round) {
+  const refused = new Set(refusedOf(round).map((one) => one.learner));
+  return round.missed.filter((learner) => !refused.has(learner));
+}
+
+export const SWEEP = "a round of the closing sweep has no grace: it waits for every live member, until the quorum deadline, which an upload under way holds back";
+
 // The sentence that says what took longest.
 export function reason(round) {
   const longest = parts(round).reduce((most, part) => (part.seconds > most.seconds ? part : most));
@@ -44,10 +56,10 @@ export function reason(round) {
         : `${time} until learner ${needed.learner} completed the quorum`;
     }
     case "grace": {
-      const late = [...round.missed, ...round.left_out];
-      return late.length > 0
-        ? `${time} of grace, in vain, for ${learners(late)}`
-        : `${time} of grace for ${came.length > 0 ? `learner ${came[came.length - 1].learner}` : "the last answer"}`;
+      const late = [...silentOf(round), ...round.left_out];
+      const whom = late.length > 0 ? learners(late) : came.length > 0 ? `learner ${came[came.length - 1].learner}` : "the last answer";
+      if (round.sweep) return `${time} of waiting${late.length > 0 ? " in vain" : ""} for ${whom} after the quorum, in the closing sweep`;
+      return `${time} of grace${late.length > 0 ? ", in vain," : ""} for ${whom}`;
     }
     case "merge":
       return `${time} of merging`;
@@ -98,7 +110,16 @@ export function waiting(moment) {
   };
 }
 
-// Which learner holds the others up: who answered last or not at all in most of the recent rounds.
+// Who trains how fast, the slowest first: medians over the run, which no pause and no spike moves.
+export function paces(history) {
+  return Object.entries(history.learners.by_learner)
+    .map(([learner, { series }]) => ({ learner: Number(learner), pace: median(series.steps_per_second.mean) }))
+    .filter((one) => one.pace !== null)
+    .sort((a, b) => a.pace - b.pace);
+}
+
+// Which learner holds the others up: who answered last or not at all in most of the recent rounds, and who
+// trains slowest. They need not be the same.
 export function laggard(moment, history) {
   const rounds = history.recent.slice(-40);
   const last = new Map();
@@ -106,33 +127,32 @@ export function laggard(moment, history) {
   let judged = 0;
   for (const round of rounds) {
     const came = answers(round);
-    if (round.missed.length === 0 && came.length < 2) continue;
+    const silent = silentOf(round);
+    if (silent.length === 0 && came.length < 2) continue;
     judged += 1;
-    const late = round.missed.length > 0 ? round.missed : [came[came.length - 1].learner];
+    const late = silent.length > 0 ? silent : [came[came.length - 1].learner];
     for (const learner of late) last.set(learner, (last.get(learner) ?? 0) + 1);
-    if (round.missed.length === 0) {
+    if (silent.length === 0) {
       const gap = came[came.length - 1].seconds - came[came.length - 2].seconds;
       behind.set(late[0], [...(behind.get(late[0]) ?? []), gap]);
     }
   }
-  const paces = moment.learners.map((learner) => learner.steps_per_second).filter((pace) => pace !== null);
   if (judged === 0 || last.size === 0) {
     return { title: "Nobody stands out", sentence: "There are too few rounds with several answers to say." };
   }
   const [learner, times] = [...last].reduce((most, one) => (one[1] > most[1] ? one : most));
-  const gaps = behind.get(learner) ?? [];
-  const gap = gaps.length === 0 ? null : gaps.reduce((sum, one) => sum + one, 0) / gaps.length;
-  const own = moment.learners.find((one) => one.learner === learner)?.steps_per_second ?? null;
-  const words = [`Last, or without an answer, in ${times} of ${count(judged, "recent round")}`];
-  if (gap !== null) words.push(`${span(gap)} after the one before it`);
-  if (own !== null && paces.length > 1) {
-    const best = Math.max(...paces);
-    words.push(`${number(own, 2)} steps/s, the fastest has ${number(best, 2)}`);
+  const gap = median(behind.get(learner) ?? []);
+  const after = gap === null ? "" : `, ${span(gap)} after the one before it (median)`;
+  const words = [`Learner ${learner} was waited for most: last or unanswered in ${times} of the last ${count(judged, "round")}${after}.`];
+  const known = paces(history);
+  if (known.length > 1) {
+    const [slowest, fastest] = [known[0], known[known.length - 1]];
+    words.push(`Learner ${slowest.learner} trained slowest: ${short(slowest.pace)} steps/s (median); the fastest is learner ${fastest.learner} with ${short(fastest.pace)}.`);
   }
   // Among n learners each is last in one of n by chance.
   const expected = judged / Math.max(1, moment.learners.length);
   const title = times > 1.5 * expected || moment.learners.length === 1 ? `Learner ${learner}` : "Nobody stands out";
-  return { title, sentence: `${words.join("; ")}.` };
+  return { title, sentence: words.join(" ") };
 }
 
 // What the last rounds were mostly made of.

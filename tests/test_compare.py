@@ -1,22 +1,26 @@
 """``tools/compare_diloco.py``: what is compared with what, and a small comparison that is killed half way."""
 
 import json
+import resource
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
+import trio
 from attrs import evolve
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tools"))
 
-from comparing.campaign import plan  # noqa: E402
+from comparing.campaign import Campaign, plan  # noqa: E402
+from comparing.command import main  # noqa: E402
 from comparing.logs import read_logs  # noqa: E402
 from comparing.measured import measure  # noqa: E402
-from comparing.processes import island  # noqa: E402
+from comparing.processes import Child, RunFailed, island  # noqa: E402
 from comparing.recipe import Recipe, words  # noqa: E402
 from comparing.report import report  # noqa: E402
 from comparing.results import Folder, Result  # noqa: E402
@@ -303,6 +307,134 @@ def test_what_would_not_be_comparable_is_refused(recipe, tmp_path):
     changed["arms"]["m2"] = {"syncer": {}}
     with pytest.raises(ConfigError, match="the arm m2 means something else"):
         folder.begin(changed, resume=True)
+
+
+def test_an_arm_that_is_left_out_still_means_what_it_meant(recipe, tmp_path):
+    folder = Folder(tmp_path)
+    folder.begin(config_of(recipe, "m2,q4"), resume=False)
+    folder.begin(config_of(recipe, "q4"), resume=True)
+    changed = config_of(recipe, "m2")
+    changed["arms"]["m2"] = {"syncer": {}}
+    with pytest.raises(ConfigError, match="the arm m2 means something else"):
+        folder.begin(changed, resume=True)
+
+
+def test_one_comparison_at_a_time_works_in_a_folder(recipe, tmp_path):
+    first = Folder(tmp_path)
+    first.begin(config_of(recipe, "m2"), resume=False)
+    with pytest.raises(ConfigError, match="another comparison is at work in it"):
+        Folder(tmp_path).begin(config_of(recipe, "m2"), resume=True)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"format": 1}', '{"format": 1, "recipe": {}, "arms": 3}', "\xff"]
+)
+def test_a_damaged_config_is_an_error_in_a_line(recipe, tmp_path, content):
+    (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"config\.json is damaged, .*; name another --output-dir"):
+        Folder(tmp_path).begin(config_of(recipe, "m2"), resume=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda line: b"\xff" + line,
+        lambda line: line[:40],
+        lambda line: b"",
+        lambda line: b"[]",
+        lambda line: line.replace(b'"loss"', b'"lost"'),
+        lambda line: line.replace(b'"loss": ', b'"loss": -'),
+        lambda line: line.replace(b'"loss": ', b'"loss": NaN, "x": '),
+        lambda line: line.replace(b'"tokens": ', b'"tokens": -'),
+        lambda line: line.replace(b'"targets": [', b'"targets": ["1", '),
+    ],
+)
+def test_a_damaged_result_is_an_error_that_names_its_line_and_nothing_is_lost(recipe, tmp_path, change):
+    folder = Folder(tmp_path)
+    folder.begin(config_of(recipe, "m2"), resume=False)
+    folder.keep(result("baseline-m2"))
+    folder.keep(result("m2"))
+    first, second = folder.results.read_bytes().splitlines()
+    assert change(second) != second
+    damaged = first + b"\n" + change(second) + b"\n"
+    folder.results.write_bytes(damaged)
+    with pytest.raises(ConfigError, match=r"results\.jsonl: line 2 is damaged; delete it"):
+        folder.begin(config_of(recipe, "m2"), resume=True)
+    assert folder.results.read_bytes() == damaged
+
+
+def test_a_result_that_does_not_fit_on_the_disk_leaves_nothing_of_itself(recipe, tmp_path):
+    folder = Folder(tmp_path)
+    folder.begin(config_of(recipe, "m2"), resume=False)
+    folder.keep(result("baseline-m2"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (folder.results.stat().st_size + 10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            folder.keep(result("m2"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    folder.keep(result("q4"))
+    assert folder.begin(config_of(recipe, "m2"), resume=True) == [result("baseline-m2"), result("q4")]
+
+
+def test_a_run_that_diverged_has_no_result(recipe, tmp_path):
+    folder = Folder(tmp_path)
+    folder.begin(config_of(recipe, "m2"), resume=False)
+    with pytest.raises(RunFailed, match="not finite: it diverged"):
+        folder.keep(result("m2", loss=float("nan")))
+    assert list(folder.begin(config_of(recipe, "m2"), resume=True)) == []
+
+
+def test_a_run_that_fails_is_told_of_and_the_others_are_done(recipe, tmp_path):
+    """The folder of the first run cannot be emptied; what is finished stands on the disk."""
+    folder, runs = Folder(tmp_path), plan(chosen("m2"), [1])[:2]
+    folder.begin(config_of(recipe, "m2"), resume=False)
+    (tmp_path / "runs").mkdir()
+    for run in runs:
+        folder.run(run.name, run.seed).write_text("no folder")
+    campaign = Campaign(recipe=recipe, folder=folder, runs=runs, done={})
+    trio.run(campaign.go)
+    assert [failure.partition(":")[0] for failure in campaign.failures] == [run.title for run in runs]
+    assert all("Not a directory" in failure for failure in campaign.failures)
+
+
+def test_an_output_folder_that_is_a_file_is_refused_in_a_line(tmp_path, capfd):
+    (tmp_path / "file").write_text("")
+    assert main(["--output-dir", str(tmp_path / "file"), "--settings", "m2"]) == 2
+    assert main(["--output-dir", str(tmp_path / "file" / "below"), "--settings", "m2"]) == 1
+    first, second = capfd.readouterr().err.splitlines()
+    assert first.endswith("is no folder; name another")
+    assert "Not a directory" in second
+    assert second.endswith("what is finished is kept")
+
+
+def child(folder, name, text, family, exitcode=1):
+    process = SimpleNamespace(exitcode=exitcode)
+    log = folder / f"{name}.log"
+    if text is not None:
+        log.write_text(text)
+    one = Child(name, log, process, family)
+    family.append(one)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "code", "said"),
+    [
+        ("a\nyeto: no rows\nb\n\n", "yeto: else\n", 2, "rank-1: no rows"),
+        ("a\nTraceback: x\n", "", 1, "rank-1: Traceback: x"),
+        ("", "step 3\nyeto: no model\n", 1, "rank-0: no model"),
+        ("", "step 3\n", 1, "rank-1: exit code 1"),
+        (None, None, 1, "rank-1: exit code 1"),
+        ("step 3\n", "step 3\n", -9, "rank-1: killed by signal 9"),
+    ],
+)
+def test_why_a_run_failed_is_said_by_whoever_knows(tmp_path, own, other, code, said):
+    family = []
+    child(tmp_path, "rank-0", other, family)
+    one = child(tmp_path, "rank-1", own, family)
+    assert str(one.failure(code)).startswith(said + "; its log is ")
 
 
 # -- the whole ----------------------------------------------------------------------------------------------

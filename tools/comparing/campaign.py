@@ -12,12 +12,12 @@ from attrs import define, field, frozen
 from comparing.groups import Place, train_arm, train_baseline
 from comparing.logs import read_logs
 from comparing.measured import measure
-from comparing.processes import RunFailed
 from comparing.recipe import Recipe
 from comparing.results import BASE, Folder, Result
 from comparing.scoring import score
 from comparing.settings import Arm, baseline_name
 from comparing.summary import differs, percent_over
+from yeto.errors import YetoError
 
 
 @frozen(kw_only=True)
@@ -83,14 +83,14 @@ class Campaign:
     async def _one(self, run: Run, limiter: trio.CapacityLimiter, total: int) -> None:
         try:
             result = await self._run(run)
-        except* RunFailed as group:
+            self.folder.keep(result)
+        except* (YetoError, OSError) as group:
             failure: BaseException = group
             while isinstance(failure, BaseExceptionGroup):
                 failure = failure.exceptions[0]
             self.failures.append(f"{run.title}: {failure}")
             self._say(run, f"FAILED: {failure}", total)
         else:
-            self.folder.keep(result)
             self.done[run.key] = result
             self._say(run, self._words(run, result), total)
         finally:
@@ -100,7 +100,8 @@ class Campaign:
         began = time.monotonic()
         place = Place(self.folder.run(run.name, run.seed))
         # Of one that was cut off nothing is believed.
-        shutil.rmtree(place.folder, ignore_errors=True)
+        if place.folder.exists():
+            shutil.rmtree(place.folder)
         place.folder.mkdir(parents=True)
         config, threads = self.recipe.text_config(), self.recipe.flags.torch_threads or 1
         if run.seed is None:

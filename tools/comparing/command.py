@@ -234,4 +234,10 @@ def main(words: Sequence[str] | None = None) -> int:
     except YetoError as error:
         print(f"compare_diloco: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        print(
+            f"compare_diloco: {error}; once that is mended, go on with --resume: what is finished is kept",
+            file=sys.stderr,
+        )
+        return 1
     return int(result or 0)

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -56,6 +57,8 @@ class Child:
     name: str
     log: Path
     process: Any
+    family: list[Child] = field(factory=list)
+    """All children of the run, this one too."""
 
     async def wait(self) -> int:
         """Return the exit code, once there is one; for one task at a time."""
@@ -71,15 +74,30 @@ class Child:
         """
         code = await self.wait()
         if code != 0:
-            raise RunFailed(f"{self.name}: {self.last_words() or f'exit code {code}'}; its log is {self.log}")
+            raise self.failure(code)
 
-    def last_words(self) -> str:
-        """Return the last line of its log that is an error, else the last one."""
+    def failure(self, code: int) -> RunFailed:
+        """Return why it failed, as far as anybody says so."""
+        if code < 0:
+            return RunFailed(f"{self.name}: killed by signal {-code}; its log is {self.log}")
+        # Of an island only one rank says what is wrong, and another may be gone first.
+        speaker = self if self.lines() else next((child for child in self.family if child.error()), self)
+        said = speaker.error() or (speaker.lines() or [f"exit code {code}"])[-1]
+        return RunFailed(f"{speaker.name}: {said}; its log is {speaker.log}")
+
+    def error(self) -> str | None:
+        """Return the last line of its log that is an error; None without one."""
+        errors = [line for line in self.lines() if line.startswith("yeto: ")]
+        return errors[-1].removeprefix("yeto: ") if errors else None
+
+    def lines(self) -> list[str]:
+        """Return the last lines of its log."""
+        if not self.log.exists():  # it has not come that far
+            return []
         with self.log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
-            lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines()]
-        errors = [line for line in lines if line.startswith("yeto: ")]
-        return (errors or lines or [""])[-1].removeprefix("yeto: ")
+            lines = log.read().decode("utf-8", "replace").splitlines()
+        return [line.strip() for line in lines if line.strip()]
 
 
 class Family:
@@ -92,7 +110,7 @@ class Family:
         """Start a process that calls a module-level function, with its output in a file."""
         # Also when the server is to be started, and that takes seconds.
         process = await trio.to_thread.run_sync(_started, log, target, args)
-        child = Child(name, log, process)
+        child = Child(name, log, process, self._children)
         self._children.append(child)
         return child
 
@@ -198,7 +216,11 @@ def _live(log: str, target: Callable[..., None], args: tuple[Any, ...]) -> None:
     for name in [name for name in os.environ if name.startswith("YETO_")]:
         del os.environ[name]
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-    target(*args)
+    try:
+        target(*args)
+    except YetoError as error:
+        print(f"yeto: {error}", file=sys.stderr, flush=True)
+        sys.exit(error.exit_code)
 
 
 def _free_port() -> int:

@@ -89,12 +89,12 @@ export function learnerTable() {
     ["sent", "right"], ["received", "right received"], ["last answer", "right"],
   ]);
   function update({ moment, history }) {
-    // Of learners that are gone there is no pace now, but one of the run.
+    // Of a run that is over there is no pace now, but a usual one.
     const over = isOver(moment);
     const usual = new Map(over ? paces(history).map((one) => [one.learner, one.pace]) : []);
-    const pace = (learner) => learner.steps_per_second ?? usual.get(learner.learner) ?? null;
-    const tokens = (learner) => learner.tokens_per_second
-      ?? (pace(learner) === null || learner.c_steps === 0 ? null : pace(learner) * learner.c_tokens / learner.c_steps);
+    const pace = (learner) => usual.get(learner.learner) ?? learner.steps_per_second;
+    const tokens = (learner) => (usual.has(learner.learner) && learner.c_steps > 0
+      ? pace(learner) * learner.c_tokens / learner.c_steps : learner.tokens_per_second);
     const columns = [0, 1].map((place) => moment.learners.every((learner) => known(learner)[place] === null));
     if (String(columns) !== empty) {
       empty = String(columns);

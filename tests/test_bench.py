@@ -1,6 +1,7 @@
 """``tools/bench``: every benchmark runs at its small size and prints what it promises; none is timed."""
 
 import json
+import socket
 import subprocess
 from pathlib import Path
 
@@ -99,6 +100,13 @@ FIGURES = {
         "step_cpu_milliseconds",
         "boundary_milliseconds",
         "growth_bytes_per_boundary",
+    },
+    "peers": {
+        "outer_round_2_beside_free_milliseconds",
+        "outer_round_2_beside_bf16_milliseconds",
+        "outer_round_2_beside_f32_milliseconds",
+        "outer_round_2_beside_bf16_mib_per_learner",
+        "outer_round_2_beside_f32_mib_per_learner",
     },
 }
 
@@ -199,6 +207,31 @@ def test_without_grpc_its_figure_is_a_sentence(bench, monkeypatch):
     text = bench("wire", "--quick")
     assert "gRPC is not installed, so push has no such peer" in text
     assert "gRPC stream" not in text
+
+
+def test_without_flower_its_figures_are_a_sentence(bench, monkeypatch):
+    bench("--help")
+    from benchmarks import outer_peers
+
+    monkeypatch.setattr(outer_peers, "_figures", lambda *_: [])
+    assert "Flower has no figure: name the Python of an environment" in " ".join(
+        bench("peers", "--quick").split()
+    )
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux tells what a socket has moved")
+def test_bytes_are_those_of_the_sockets_of_this_process(bench):
+    bench("--help")
+    from benchmarks.tcp_bytes import tcp_bytes
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as near, server.accept()[0] as far:
+            before = tcp_bytes()
+            near.sendall(bytes(300_000))
+            assert len(far.recv(300_000, socket.MSG_WAITALL)) == 300_000
+            # Each byte left one socket of this process and came to another.
+            assert tcp_bytes() - before == 600_000
+        assert tcp_bytes() < before + 600_000
 
 
 def test_the_launcher_prints_a_table():

@@ -184,6 +184,24 @@ def _learner(
     )
 
 
+def _peers(
+    quick: bool,
+    repeats: int | None = None,
+    elements: int | None = None,
+    folder: Path = Path("runs"),
+    flower_python: Path | None = None,
+) -> Report:
+    from benchmarks import outer_peers
+
+    return outer_peers.measure(
+        repeats=_pick(repeats, quick, 2, 9),
+        learners=(2,) if quick else (2, 4),
+        elements=_pick(elements, quick, MIB // 4, 16 * MIB),
+        folder=folder,
+        flower_python=flower_python,
+    )
+
+
 def _show(as_document: bool, *measures: Callable[[], Report]) -> None:
     at_start = machine()
     if as_document:
@@ -345,6 +363,24 @@ def learner_command(
     _show(as_document, partial(_learner, quick, repeats, steps, boundaries, model))
 
 
+@app.command(name="peers")
+def peers_command(
+    *,
+    quick: Quick = False,
+    as_document: Json = False,
+    repeats: Repeats = None,
+    elements: Annotated[
+        int | None, Parameter(validator=validators.Number(gte=1024), help="Elements of the whole model.")
+    ] = None,
+    folder: Folder = Path("runs"),
+    flower_python: Annotated[
+        Path | None, Parameter(help="Python of an environment that has Flower (pip install flwr).")
+    ] = None,
+) -> None:
+    """Peers: an outer round of a whole run, beside an all-reduce of gloo and, if there is one, Flower."""
+    _show(as_document, partial(_peers, quick, repeats, elements, folder, flower_python))
+
+
 @app.command(name="all")
 def all_command(*, quick: Quick = False, as_document: Json = False) -> None:
     """All of them, with their usual sizes."""
@@ -359,6 +395,7 @@ def all_command(*, quick: Quick = False, as_document: Json = False) -> None:
         _checkpoint,
         _data,
         _learner,
+        _peers,
     )
     _show(as_document, *(partial(measure, quick) for measure in measures))
 

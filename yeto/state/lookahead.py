@@ -6,6 +6,9 @@ ahead of where the run has come to. It has come to ``theta + lr mu buf``, one gr
 were measured. ``lr mu`` of the last commit that moved a fragment, its *look-ahead*, is therefore kept with
 it. It is 0 before the first commit, and after a round of the closing sweep, which leaves the buffer out.
 
+It is 0 in a gain-normalised run, too. There a steady gradient is applied once a commit, so that ``theta`` is
+where the learners are; ``theta + lr mu buf`` would be most of a commit behind them.
+
 A manifest from before it was kept is asked for its settings instead. They are those of the syncer that wrote
 it: where a run went on under others, or beyond a closing sweep, they hold for what was committed since.
 """
@@ -64,9 +67,8 @@ def _of_settings(settings: Mapping[str, Any], mark: OuterMark | None) -> float |
     match settings.get("outer", "stock"):
         case "stock" | "direct":
             return lr * momentum
-        case "normalised" if mark is not None:
-            warmed = min(momentum, (mark.merges - 1) / mark.merges)
-            return lr / (1.0 + warmed * mark.gain) * warmed
+        case "normalised":
+            return 0.0
     return None
 
 

@@ -77,6 +77,8 @@ class _Attempt:
     gradient: MergedGradient | None = None
     agreement: Agreement | None = None
     """What the merge told of its learners; the commit adds how far it went ahead of them."""
+    normalised: bool = False
+    """Whether its step is divided by what the momentum buffer has gathered, and so leaves no look-ahead."""
     result: FragmentVersion | None = None
     encoded: memoryview | None = None
     """The result as it is broadcast, if the outer step made that on its way."""
@@ -282,6 +284,7 @@ class Rounds:
 
     async def _merge(self, attempt: _Attempt, order: MergeOrdered) -> None:
         began = trio.current_time()
+        attempt.normalised = order.momentum_scale is not None
         dtype = self._session.require_terms().stated.dtype
         inputs = []
         for part in order.responders:
@@ -399,7 +402,7 @@ class Rounds:
                 momentum=result.momentum,
                 params_digest=result.params_digest,
                 momentum_digest=result.momentum_digest,
-                lookahead=0.0 if order.sweep else order.lr * order.momentum,
+                lookahead=0.0 if order.sweep or attempt.normalised else order.lr * order.momentum,
             )
         if finite:
             attempt.result, attempt.encoded = version, encoded

@@ -132,7 +132,9 @@ def _participation(axes: Axes, data: Data) -> bool:
     axes.set_yticks(range(len(learners)), [f"learner {name}" for name in learners])
     axes.grid(False)
     axes.invert_yaxis()
-    axes.legend(ncols=4, frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1.0, 1.0))
+    figure = axes.get_figure(root=True)
+    assert figure is not None, "the axes were made on one"
+    figure.legend(ncols=4, frameon=False, fontsize=8, loc="outside lower right")
     return True
 
 

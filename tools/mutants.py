@@ -261,9 +261,9 @@ MUTANTS = (
     Mutant(
         "sweep-corrects",
         "sealing.py",
-        "correct and not round_.sweep",
+        "correct and not plain",
         "correct",
-        "the closing sweep corrects nothing",
+        "a plain average, the closing sweep's or direct's, corrects nothing",
     ),
     Mutant(
         "guard-below-quorum",

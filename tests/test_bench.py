@@ -167,8 +167,8 @@ def bench(monkeypatch, tmp_path, capsys):
     return run
 
 
-REPEATS = {"http": 1}
-"""Of a quick run here, where it is not the usual 2: each sample starts two syncers with their learners."""
+REPEATS = dict.fromkeys(("checkpoint", "data", "http", "learner", "merge", "peers", "svd", "wire"), 1)
+"""Of a quick run here, where it is not the usual 2: their samples start processes, or move many bytes."""
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from yeto.cli.export import main as export
 from yeto.cli.local import LocalRun
 from yeto.cli.main import main
 from yeto.cli.run_local import train_or_clear
@@ -120,7 +121,7 @@ def finished(process, output):
     return output.read_text()
 
 
-def test_a_run_whose_children_are_killed_ends_with_a_better_verified_model(fixtures, tmp_path):
+def test_a_run_whose_children_are_killed_ends_with_a_better_verified_model(fixtures, tmp_path, capsys):
     run_dir = tmp_path / "run"
     payloads = tmp_path / "payloads"
     words = command(
@@ -159,15 +160,17 @@ def test_a_run_whose_children_are_killed_ends_with_a_better_verified_model(fixtu
     assert settings["peft_type"] == "LORA"
     assert settings["base_model_name_or_path"] == str(fixtures / "tiny-llama")
     # What the killed syncer and the one after it merged can be computed again, bit for bit.
-    again = [sys.executable, "-m", "yeto", "replay", str(run_dir / "events.jsonl"), "--threads=2"]
-    again += ["--tensors", str(payloads)]
-    done = subprocess.run(again, capture_output=True, text=True, timeout=SECONDS_MAX)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"(\d+) of \1 average and RDA merges are bit-equal", done.stdout)
-    assert re.search(r"(\d+) of \1 iso merges are bit-equal", done.stdout)
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", str(run_dir / "events.jsonl"), "--threads=2", "--tensors", str(payloads)])
+    said = capsys.readouterr()
+    assert not ended.value.code, said.err
+    assert re.search(r"(\d+) of \1 average and RDA merges are bit-equal", said.out)
+    assert re.search(r"(\d+) of \1 iso merges are bit-equal", said.out)
 
 
-def test_ctrl_c_leaves_a_checkpoint_that_resumes_and_exports(fixtures, tmp_path):
+def test_a_run_that_is_interrupted_then_resumed_then_extended_and_killed_loses_nothing(
+    fixtures, tmp_path, monkeypatch, capsys
+):
     run_dir = tmp_path / "run"
     with started(command(fixtures, run_dir, total_steps=400, **PLAIN), tmp_path) as (process, output):
         Watch(run_dir, process, output).until(lambda view: view.step >= 2)
@@ -178,10 +181,11 @@ def test_ctrl_c_leaves_a_checkpoint_that_resumes_and_exports(fixtures, tmp_path)
     stopped_at = replay(run_dir / "events.jsonl").state.step
 
     # Everything is gone; the checkpoint alone gives the model.
-    export = [sys.executable, "-m", "yeto.cli.export", "--checkpoint", str(run_dir / "yeto-state.ckpt")]
-    export += ["--model", str(fixtures / "tiny-llama"), "--output-dir", str(tmp_path / "exported")]
-    done = subprocess.run(export, capture_output=True, text=True, timeout=SECONDS_MAX)
-    assert done.returncode == 0, done.stderr
+    words = ["--checkpoint", str(run_dir / "yeto-state.ckpt"), "--model", str(fixtures / "tiny-llama")]
+    monkeypatch.setattr(sys, "argv", ["yeto-export", *words, "--output-dir", str(tmp_path / "exported")])
+    with pytest.raises(SystemExit) as ended:
+        export()
+    assert not ended.value.code, capsys.readouterr().err
     assert (tmp_path / "exported" / "adapter_model.safetensors").exists()
 
     words = command(fixtures, run_dir, resume=True, total_steps=stopped_at + 4, **PLAIN)
@@ -195,17 +199,10 @@ def test_ctrl_c_leaves_a_checkpoint_that_resumes_and_exports(fixtures, tmp_path)
     assert "resumed at local step" in (run_dir / "logs" / "learner-0.log").read_text()
     assert (run_dir / "learners" / "0" / "state" / "done.json").exists()
 
-    # The learner's part was over; that of the run is not, once more is asked of it.
-    words = command(fixtures, run_dir, resume=True, total_steps=stopped_at + 6, **PLAIN)
+    # The learner's part was over; that of the run is not, once more is asked of it. Its parent is killed.
+    words = command(fixtures, run_dir, resume=True, total_steps=400, **PLAIN)
     with started(words, tmp_path) as (process, output):
-        finished(process, output)
-    assert replay(run_dir / "events.jsonl").state.step == stopped_at + 6
-
-
-def test_killing_the_parent_leaves_no_child(fixtures, tmp_path):
-    run_dir = tmp_path / "run"
-    with started(command(fixtures, run_dir, total_steps=400, **PLAIN), tmp_path) as (process, output):
-        Watch(run_dir, process, output).until(lambda view: view.config is not None)
+        Watch(run_dir, process, output).until(lambda view: view.step > stopped_at + 4)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         deadline = time.monotonic() + SECONDS_MAX

@@ -115,11 +115,11 @@ def _combinations(sweeps: Sequence[str]) -> list[dict[str, str]]:
         values[flag] = [value.strip() for value in listed.split(",")]
         if not equals or not all(values[flag]):
             raise ConfigError(f"--sweep {text}: say {flag}=VALUE,VALUE")
+        if math.prod(map(len, values.values())) > SIMULATIONS_MAX:
+            raise ConfigError(f"--sweep {text}: that makes more than {SIMULATIONS_MAX:,} simulations")
         # 1 and 01, or true and yes, are one value in two spellings.
         if len({read_flag(flag, value) for value in values[flag]}) < len(values[flag]):
             raise ConfigError(f"--sweep {text}: a value is there twice")
-        if math.prod(map(len, values.values())) > SIMULATIONS_MAX:
-            raise ConfigError(f"--sweep {text}: that makes more than {SIMULATIONS_MAX:,} simulations")
     return [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
 
 

@@ -212,7 +212,7 @@ class TestFolder:
             now.require_space(10**18)
         message = str(caught.value)
         assert message.startswith(f"--state-dir {tmp_path / 'state'}: 2 sets of state and one being written")
-        assert "written take 3000000.0 TB, for which 3000000.0 TB must be free and only " in message
+        assert "written take 2728484.1 TiB, for which 2728484.1 TiB must be free and only " in message
         assert message.endswith("make room, or name a folder on another disk")
         free = shutil.disk_usage(tmp_path).free
         # The set that is there gives way, so what it takes is not needed twice.

@@ -516,7 +516,7 @@ def test_the_contiguous_cut_is_what_round_robin_commits_give(count):
 
 def test_space_for_two_checkpoints_is_required(tmp_path):
     require_space(tmp_path / "not" / "there" / "yet", 10)
-    with pytest.raises(CheckpointError, match=r"yeto.ckpt: two checkpoints take \d+.0 GiB, .* only .* are;"):
+    with pytest.raises(CheckpointError, match=r"yeto.ckpt: two checkpoints take \d+.0 TiB, .* only .* are;"):
         require_space(tmp_path / "yeto.ckpt", 2**50)
 
 

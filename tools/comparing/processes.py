@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from attrs import define, field, frozen
 from breaking import wait_for_parent
 
 from yeto.errors import YetoError
+from yeto.text.fork_server import start_fork_server
 
 MODEL = "YETO_COMPARING_MODEL"
 """Tells the server which model's code to load beforehand."""
@@ -184,25 +184,10 @@ def _slow_down(factor: float) -> None:
 def _started(log: Path, target: Callable[..., None], args: tuple[Any, ...]) -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([f"{__package__}.warm"])
-    _start_server()
+    start_fork_server()
     process = context.Process(target=_live, args=(str(log), target, args))
     process.start()
     return process
-
-
-_SERVER = threading.Lock()
-
-
-def _start_server() -> None:
-    """Start the server deaf to Ctrl-C, which is for this process to answer."""
-    with _SERVER:
-        # Starting the tracker unblocks the signals again, so it goes first.
-        resource_tracker.ensure_running()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-        try:
-            forkserver.ensure_running()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _live(log: str, target: Callable[..., None], args: tuple[Any, ...]) -> None:

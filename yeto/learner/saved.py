@@ -30,7 +30,8 @@ from safetensors.numpy import load_file
 from yeto.errors import ConfigError, YetoError
 from yeto.learner.chance import Chance
 from yeto.learner.pages import SavedBook, SavedFragment
-from yeto.learner.saved_files import Tensors, digest_of, sync_folder, write_all, write_file, write_tensors
+from yeto.learner.saved_files import Tensors, digest_of, write_all, write_file, write_tensors
+from yeto.storage import sync_folder
 from yeto.wire.contract import first_difference
 from yeto.wire.digest import digest
 from yeto.wire.strictjson import parse_json

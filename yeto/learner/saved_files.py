@@ -22,15 +22,6 @@ DTYPES: Final = {"float32": "F32", "float64": "F64", "int64": "I64", "uint32": "
 Tensors = Mapping[str, NDArray[Any]]
 
 
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the medium."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def write_tensors(path: Path, tensors: Tensors) -> str:
     """Write a safetensors file; return its digest."""
     hashed = RunningDigest()

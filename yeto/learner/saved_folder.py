@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 
 from yeto.errors import ConfigError
 from yeto.learner.saved import DamagedState, SavedState
-from yeto.learner.saved_files import sync_folder
+from yeto.storage import size_text, sync_folder
 
 PREFIX: Final = "set-"
 DONE: Final = "done.json"
@@ -119,8 +119,8 @@ class StateFolder:
         if free < needed:
             raise ConfigError(
                 f"--state-dir {self.path}: {SETS_KEPT} sets of state and one being written take "
-                f"{_size(wanted)}, for which {_size(needed)} must be free and only {_size(free)} are; make "
-                "room, or name a folder on another disk"
+                f"{size_text(wanted)}, for which {size_text(needed)} must be free and only {size_text(free)} "
+                "are; make room, or name a folder on another disk"
             )
 
     # -- while training -------------------------------------------------------------------------------
@@ -202,13 +202,3 @@ class StateFolder:
         self._next += 1
         for number in sorted(self._numbers())[:-SETS_KEPT]:
             shutil.rmtree(self._set(number), ignore_errors=True)
-
-
-def _size(count: int) -> str:
-    """Return a number of bytes as people say it."""
-    value, unit = float(count), "bytes"
-    for larger in ("KB", "MB", "GB", "TB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.1f} {unit}" if unit != "bytes" else f"{count} {unit}"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from yeto.errors import CheckpointError
+from yeto.storage import size_text, sync_folder
 
 ASIDE: Final = ".tmp"
 """Suffix of a file that is being written."""
@@ -58,11 +59,7 @@ class Disk:
 
     def sync_folder(self, path: Path) -> None:
         """Wait until the names in a folder are on the medium."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_folder(path)
 
 
 def write_aside(disk: Disk, path: Path, parts: Iterable[BytesLike], *, durable: bool = True) -> int:
@@ -126,7 +123,8 @@ def writing(path: Path, what: str) -> Iterator[None]:
     except OSError as error:
         where = error.filename or path
         raise CheckpointError(
-            f"{where}: cannot be written: {error.strerror or error} ({_size(free_bytes(path))} free); {what}"
+            f"{where}: cannot be written: {error.strerror or error} "
+            f"({size_text(free_bytes(path))} free); {what}"
         ) from error
 
 
@@ -153,20 +151,11 @@ def require_space(path: Path, params: int) -> None:
     needed, free = 2 * one - min(one, _held_bytes(Path(path))), free_bytes(Path(path))
     if free < needed:
         raise CheckpointError(
-            f"{path}: two checkpoints take {_size(2 * one)}, for which {_size(needed)} must be free and only "
-            f"{_size(free)} are; make room or choose another --checkpoint-path"
+            f"{path}: two checkpoints take {size_text(2 * one)}, for which {size_text(needed)} must "
+            f"be free and only {size_text(free)} are; make room or choose another --checkpoint-path"
         )
 
 
 def _held_bytes(folder: Path) -> int:
     """Return the bytes of all files in a folder and the folders in it."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _size(count: int) -> str:
-    """Return a number of bytes as people say it."""
-    value, units = float(count), ["bytes", "KiB", "MiB", "GiB"]
-    while value >= 1024 and len(units) > 1:
-        value /= 1024
-        units.pop(0)
-    return f"{value:.0f} {units[0]}" if units[0] == "bytes" else f"{value:.1f} {units[0]}"

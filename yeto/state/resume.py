@@ -10,7 +10,7 @@ the screen would tell that a run goes on under other rules.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
 from attrs import frozen
 
@@ -42,15 +42,22 @@ class SettingChange:
         return f"{self.name}: {self.stored} in the checkpoint, {self.now} now"
 
 
+class Terms(TypedDict, total=False):
+    """What learners state of a session."""
+
+    fingerprint: str | None
+    """64 hex digits."""
+    contract: str | None
+    dtype: str | None
+    layout: Layout | None
+
+
 def validate_resume(
     checkpoint: Checkpoint,
     *,
     settings: Mapping[str, Any],
     iso_backend: str,
-    fingerprint: str | None = None,
-    contract: str | None = None,
-    dtype: str | None = None,
-    layout: Layout | None = None,
+    **terms: Unpack[Terms],
 ) -> tuple[SettingChange, ...]:
     """Check that a run with these settings may go on from a checkpoint.
 
@@ -58,10 +65,8 @@ def validate_resume(
         checkpoint: as read.
         settings: the coordinator's configuration now, as plain values.
         iso_backend: the configured backend.
-        fingerprint: of the learners' HELLO, when it is known; 64 hex digits.
-        contract: likewise.
-        dtype: likewise.
-        layout: likewise; the older single-file formats cannot be resumed without it.
+        terms: what the learners' HELLO states, when it is known; the older single-file formats cannot be
+            resumed without the layout.
 
     Returns:
         The settings that changed and may, by name.
@@ -71,16 +76,8 @@ def validate_resume(
         CheckpointError: the learners' side differs, or the checkpoint does not say enough to be resumed.
     """
     if checkpoint.format != FOLDER:
-        _require_resumable_file(checkpoint, fingerprint, layout)
-    return _compared(
-        checkpoint,
-        settings=settings,
-        iso_backend=iso_backend,
-        fingerprint=fingerprint,
-        contract=contract,
-        dtype=dtype,
-        layout=layout,
-    )
+        _require_resumable_file(checkpoint, terms.get("fingerprint"), terms.get("layout"))
+    return _compared(checkpoint, settings=settings, iso_backend=iso_backend, **terms)
 
 
 def validate_single_file(checkpoint: Checkpoint, *, settings: Mapping[str, Any], iso_backend: str) -> None:
@@ -101,21 +98,18 @@ def _compared(
     *,
     settings: Mapping[str, Any],
     iso_backend: str,
-    fingerprint: str | None = None,
-    contract: str | None = None,
-    dtype: str | None = None,
-    layout: Layout | None = None,
+    **terms: Unpack[Terms],
 ) -> tuple[SettingChange, ...]:
     """Compare what the checkpoint states with what is known now; ``validate_resume`` has the rules."""
     for flag, stored, now in (
         ("--iso-backend", checkpoint.iso_backend, iso_backend),
-        ("layout fingerprint", checkpoint.fingerprint, fingerprint),
-        ("session contract", checkpoint.contract, contract),
-        ("--wire-dtype", checkpoint.dtype, dtype),
+        ("layout fingerprint", checkpoint.fingerprint, terms.get("fingerprint")),
+        ("session contract", checkpoint.contract, terms.get("contract")),
+        ("--wire-dtype", checkpoint.dtype, terms.get("dtype")),
     ):
         if stored is not None and now is not None and stored != now:
             raise _differs(flag, stored, now)
-    if layout is not None:
+    if (layout := terms.get("layout")) is not None:
         sizes = [part.numel for part in layout.fragments]
         if sizes != [version.numel for version in checkpoint.fragments]:
             raise CheckpointError(

@@ -25,6 +25,7 @@ from attrs import frozen
 from yeto.core.decisions import Decision
 from yeto.core.events import Event
 from yeto.errors import TapeError
+from yeto.storage import sync_folder
 from yeto.tape.codec import Decoder, encode
 from yeto.tape.reader import complete_lines, no_header, open_tape
 from yeto.tape.records import FORMAT_VERSION, RULES_VERSION, Header
@@ -138,7 +139,7 @@ class TapeWriter:
                 file.write(encode(seq=0, at=0.0, body=header))
                 file.sync()
                 os.rename(aside, target)
-                _sync_folder(target.parent)
+                sync_folder(target.parent)
             except BaseException:
                 file.close()
                 aside.unlink(missing_ok=True)
@@ -356,12 +357,3 @@ def _locked(path: Path) -> BaseFileLock:
     except OSError as error:
         raise TapeError(f"{path}: cannot take its lock {path}.lock: {error.strerror}") from error
     return lock
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a new name in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -23,7 +23,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
-from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 import torch
@@ -32,6 +31,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from yeto.errors import DataError, YetoError
 from yeto.text.config import TextConfig
+from yeto.text.fork_server import start_fork_server
 from yeto.text.masks import Encoded
 from yeto.text.packing import Block, PackingCounts
 from yeto.text.rows import Cursor, Row, open_source
@@ -163,7 +163,7 @@ class BlockLoader:
     def _from_workers(self) -> Iterator[_Item]:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
-        _start_fork_server()
+        start_fork_server()
         messages = DataLoader(
             # Tokenizers whose code came with the model cannot be sent to another process.
             _StreamDataset(
@@ -321,22 +321,6 @@ def _in_turns(messages: Iterator[_Message], streams: int, turn: int) -> Iterator
         else:
             alive.rotate(-1)
         yield item
-
-
-def _start_fork_server() -> None:
-    """Start the fork server deaf to Ctrl-C and SIGTERM, and with it every worker it will fork.
-
-    A terminal sends Ctrl-C to all of them, and a supervisor SIGTERM to the whole process group. When to stop
-    is for the process that trains to say: it has a state to save first, and a fork server or a worker that
-    dies before looks to it like a failure.
-    """
-    # Starting the tracker unblocks the signals again, so it goes first.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end_with_trainer() -> None:

@@ -21,6 +21,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from yeto.storage import sync_folder
+
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
 
@@ -64,7 +66,7 @@ def put_in_place(aside: Path, place: Path, *, replace: bool) -> None:
             if place.exists():
                 raise FileExistsError(errno.EEXIST, "somebody else made it meanwhile", str(place)) from error
             raise
-        _sync_folder(place.parent)
+        sync_folder(place.parent)
         return
     old = aside
     if not _exchange(aside, place):
@@ -75,7 +77,7 @@ def put_in_place(aside: Path, place: Path, *, replace: bool) -> None:
         except OSError:
             old.rename(place)
             raise
-    _sync_folder(place.parent)
+    sync_folder(place.parent)
     # Nobody has it locked now, so another export may be removing it as well; the new one is in its place.
     shutil.rmtree(old, ignore_errors=True)
 
@@ -141,15 +143,7 @@ def _sync_tree(folder: Path) -> None:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-        _sync_folder(Path(here))
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = _open_folder(folder)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_folder(Path(here))
 
 
 def _open_folder(folder: Path) -> int:

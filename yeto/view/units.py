@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from yeto.storage import size_text
+
 SECONDS_MAX = 86_400.0 * 10**8
 """Longer spans cannot be split into days."""
 
@@ -25,14 +27,7 @@ def fine(value: float | None) -> str:
 
 def size(count: int | None) -> str:
     """Return a number of bytes."""
-    if count is None:
-        return "-"
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024.0:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024.0
-    return f"{value:.1f} TiB"
+    return "-" if count is None else size_text(count)
 
 
 def number(count: int, what: str) -> str:

@@ -51,7 +51,7 @@ def export_command(
     lookahead: Annotated[
         str,
         Parameter(
-            help="Before its closing sweep, a run with outer momentum stores a point ahead of itself: "
+            help="Before its closing sweep, a run with stock momentum stores a point ahead of itself: "
             "remove that look-ahead, or keep it."
         ),
     ] = "remove",

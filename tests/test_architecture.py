@@ -24,7 +24,21 @@ ALLOWED = {
     "text": {"layout", "wire", "state", "learner"},
     "view": {"core", "tape"},
     "sim": {"core", "tape", "learner"},
-    "cli": {"core", "tape", "wire", "link", "state", "layout", "syncer", "learner", "text", "view", "sim"},
+    "fleet": {"state", "tape"},
+    "cli": {
+        "core",
+        "tape",
+        "wire",
+        "link",
+        "state",
+        "layout",
+        "syncer",
+        "learner",
+        "text",
+        "view",
+        "sim",
+        "fleet",
+    },
 }
 """Which packages of ours each package may import; errors and storage are open to all.
 

@@ -21,7 +21,9 @@ ALLOWED = {
     "layout": {"wire"},
     "syncer": {"core", "tape", "wire", "link", "merge", "state"},
     "learner": {"wire", "link", "layout"},
-    "text": {"layout", "wire", "state", "learner"},
+    "tuning": {"layout", "wire", "state", "learner"},
+    "text": {"layout", "wire", "state", "learner", "tuning"},
+    "diffusion": {"layout", "wire", "state", "learner", "tuning"},
     "view": {"core", "tape"},
     "sim": {"core", "tape", "learner"},
     "fleet": {"state", "tape"},
@@ -34,7 +36,9 @@ ALLOWED = {
         "layout",
         "syncer",
         "learner",
+        "tuning",
         "text",
+        "diffusion",
         "view",
         "sim",
         "fleet",
@@ -76,8 +80,12 @@ def test_packages_import_only_what_the_rule_allows(package):
             assert parts[1] in ALLOWED[package], f"{path}:{line}: {package} must not import {module}"
 
 
-def test_text_takes_only_the_task_types_from_the_learner():
-    for path in sorted((PACKAGE / "text").rglob("*.py")):
+TASKS = ("tuning", "text", "diffusion")
+
+
+@pytest.mark.parametrize("package", TASKS)
+def test_tasks_take_only_the_task_types_from_the_learner(package):
+    for path in sorted((PACKAGE / package).rglob("*.py")):
         for line, module in imports(path):
             if module.startswith("yeto.learner"):
                 assert module == "yeto.learner.task", f"{path}:{line}: {module}"
@@ -91,10 +99,11 @@ def test_sim_takes_only_the_book_and_its_values_from_the_learner():
                 assert module in allowed, f"{path}:{line}: {module}"
 
 
-def test_text_uses_state_for_export_only():
+@pytest.mark.parametrize("package", TASKS)
+def test_tasks_use_state_for_export_only(package):
     users = {
         path.name
-        for path in (PACKAGE / "text").rglob("*.py")
+        for path in (PACKAGE / package).rglob("*.py")
         if any(module.startswith("yeto.state") for _, module in imports(path))
     }
     assert all(name.startswith("export") for name in users), users
@@ -103,10 +112,10 @@ def test_text_uses_state_for_export_only():
 def test_syncer_needs_no_model_library():
     loaded = loaded_by("import yeto.syncer.app, yeto.cli.run_syncer")
     assert "trio" in loaded
-    assert not loaded & {"transformers", "peft", "datasets"}
+    assert not loaded & {"transformers", "peft", "datasets", "diffusers"}
 
 
-HEAVY = {"trio", "torch", "transformers", "peft", "datasets", "numba", "numpy", "matplotlib"}
+HEAVY = {"trio", "torch", "transformers", "peft", "diffusers", "datasets", "numba", "numpy", "matplotlib"}
 
 
 @pytest.mark.parametrize(

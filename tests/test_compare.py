@@ -30,7 +30,7 @@ from comparing.summary import differs, summarise  # noqa: E402
 from yeto.cli.run_learner import LearnerFlags  # noqa: E402
 from yeto.errors import ConfigError  # noqa: E402
 from yeto.learner.ranks import Ranks  # noqa: E402
-from yeto.text.stream import share_of  # noqa: E402
+from yeto.tuning.share import share_of  # noqa: E402
 
 SECONDS_MAX = 600
 """Far more than a comparison of a few steps takes; a hang fails here."""

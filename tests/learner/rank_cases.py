@@ -26,7 +26,7 @@ from yeto.learner.ranks import Ranks
 from yeto.learner.stopwatch import Stopwatch
 from yeto.learner.task import Batch, Evaluation
 from yeto.text import TextConfig, build_task
-from yeto.text.shard import shard_model
+from yeto.tuning.shard import shard_model
 
 CPU = torch.device("cpu")
 

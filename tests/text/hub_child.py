@@ -11,12 +11,12 @@ import time
 from huggingface_hub import constants
 
 from yeto.errors import YetoError
-from yeto.text import hub
 from yeto.text.config import TextConfig
-from yeto.text.identity import identify
 from yeto.text.model import load_base
-from yeto.text.rows import Cursor, open_source
 from yeto.text.tokenizer import load_tokenizer
+from yeto.tuning import hub
+from yeto.tuning.identity import identify
+from yeto.tuning.rows import Cursor, open_source
 
 constants.DOWNLOAD_CHUNK_SIZE = 1000
 waits = []

@@ -15,7 +15,7 @@ import torch
 from fake_hub import COMMIT, FakeHub
 from safetensors.torch import load, save
 
-from yeto.text.hub import TRIES
+from yeto.tuning.hub import TRIES
 
 FOREVER = 100
 """More faults of a kind than anybody tries."""

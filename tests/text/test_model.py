@@ -15,13 +15,14 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen3Moe
 
 from yeto.errors import ConfigError
 from yeto.layout import build_layout
-from yeto.text import hub
 from yeto.text import model as model_module
-from yeto.text.identity import check_model, identify
-from yeto.text.lora import add_adapter, canonical_name, find_targets
+from yeto.text.lora import add_adapter, find_targets
 from yeto.text.model import documents_leak, load_model, probe_micro_batch
-from yeto.text.rows import open_source
 from yeto.text.tokenizer import load_tokenizer
+from yeto.tuning import hub
+from yeto.tuning.identity import check_model, identify
+from yeto.tuning.lora import canonical_name
+from yeto.tuning.rows import open_source
 
 SMALL = {
     "vocab_size": 97,
@@ -315,10 +316,10 @@ def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path):
 def test_a_hub_model_is_its_id_and_commit(tmp_path, monkeypatch):
     commit = "0123456789abcdef0123456789abcdef01234567"
     path = tmp_path / "models--org--name" / "snapshots" / commit / "config.json"
-    monkeypatch.setattr("yeto.text.identity.cached_file", lambda *args, **options: str(path))
+    monkeypatch.setattr("yeto.tuning.identity.cached_file", lambda *args, **options: str(path))
     assert identify("org/name").binding() == {"hub_id": "org/name", "commit": commit}
     monkeypatch.setattr(
-        "yeto.text.identity.cached_file", lambda *args, **options: str(tmp_path / "config.json")
+        "yeto.tuning.identity.cached_file", lambda *args, **options: str(tmp_path / "config.json")
     )
     with pytest.raises(ConfigError, match="--model-revision"):
         identify("org/name")
@@ -379,7 +380,7 @@ def test_a_model_that_cannot_load_is_refused_without_loading_it(tiny, tmp_path, 
 
 
 def test_looking_at_a_model_loads_no_torch():
-    code = "import sys, yeto.text.identity; assert 'torch' not in sys.modules"
+    code = "import sys, yeto.tuning.identity; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
 

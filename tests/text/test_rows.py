@@ -6,7 +6,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from yeto.errors import ConfigError, DataError
-from yeto.text.rows import Cursor, open_source, without_nulls
+from yeto.tuning.rows import Cursor, open_source, without_nulls
 
 ROWS = [{"messages": [{"role": "user", "content": f"row {number}"}]} for number in range(7)]
 

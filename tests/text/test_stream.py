@@ -17,7 +17,6 @@ from attrs import evolve
 from text_helpers import chat
 
 from yeto.errors import ConfigError, DataError
-from yeto.text import rows as rows_module
 from yeto.text.config import TextConfig
 from yeto.text.loader import (
     BlockLoader,
@@ -26,24 +25,23 @@ from yeto.text.loader import (
     _Item,
     _messages,
     _share_cores,
-    data_seed,
     open_stream,
 )
 from yeto.text.masks import Encoded
 from yeto.text.packing import Block, Packer, PackingCounts
-from yeto.text.rows import Cursor, Row, TableSource, open_source
 from yeto.text.stream import (
     ENCODE_ROWS,
     ENCODE_TOKENS,
     Position,
     Produced,
     RowEncoder,
-    Share,
-    share_of,
     stream_blocks,
 )
 from yeto.text.task import build_task
 from yeto.text.tokenizer import load_tokenizer
+from yeto.tuning import rows as rows_module
+from yeto.tuning.rows import Cursor, Row, TableSource, open_source
+from yeto.tuning.share import Share, data_seed, share_of
 
 
 class Numbers:

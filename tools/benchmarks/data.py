@@ -122,7 +122,8 @@ def _config(model: Path, data: Path, **changes: Any) -> Any:
 def _stream(config: Any, tokenizer: Any) -> Iterator[Any]:
     """Return the stream of blocks of one process."""
     from yeto.text.loader import LoaderState, open_stream
-    from yeto.text.stream import Position, share_of
+    from yeto.text.stream import Position
+    from yeto.tuning.share import share_of
 
     return open_stream(config, tokenizer, share_of(config), LoaderState(positions=(Position(),)), 0)
 

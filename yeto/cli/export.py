@@ -61,8 +61,8 @@ def export_command(
 ) -> int:
     """Write the model that a checkpoint holds."""
     silence_libraries()
-    from yeto.text.export_lookahead import require_choice
-    from yeto.text.export_place import free_place, require_checkpoint
+    from yeto.tuning.export_lookahead import require_choice
+    from yeto.tuning.export_place import free_place, require_checkpoint
 
     # Before the libraries are loaded, which takes many seconds on a slow disk.
     require_choice(lookahead)

@@ -29,7 +29,7 @@ def hold_out(config: TextConfig, folder: Path) -> tuple[Path, Path]:
         ConfigError: there is no such source, or it would have no row left to train on.
         DataError: a row cannot be read.
     """
-    from yeto.text.rows import Cursor, open_source
+    from yeto.tuning.rows import Cursor, open_source
 
     assert config.data is not None
     source = open_source(config.data, revision=config.data_revision)

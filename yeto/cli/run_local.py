@@ -176,9 +176,9 @@ def merge_alpha(
 
 def _check_inputs(text: Any) -> None:
     """Refuse a wrong name here, where it is one line, and not in a child that was started for it."""
-    from yeto.text.identity import check_model
-    from yeto.text.rows import open_source
     from yeto.text.template_files import check_template
+    from yeto.tuning.identity import check_model
+    from yeto.tuning.rows import open_source
 
     check_template(check_model(text.model, text.model_revision), text)
     if text.eval_data is not None:
@@ -259,9 +259,9 @@ def _total_steps(flags: LocalFlags, learner: LearnerFlags, text: Any, interval: 
 
 def _epoch_tokens(text: Any) -> int:
     """Count the tokens of all training rows, once, by tokenizing them."""
-    from yeto.text.rows import Cursor, open_source
     from yeto.text.stream import encoder_of
     from yeto.text.tokenizer import load_tokenizer
+    from yeto.tuning.rows import Cursor, open_source
 
     encode = encoder_of(text, load_tokenizer(text))
     source = open_source(text.data, revision=text.data_revision)

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from yeto.errors import ConfigError
-from yeto.text.shard import transformer_blocks
+from yeto.tuning.shard import transformer_blocks
 
 BACKEND: Final = "inductor"
 """PyTorch's own default."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from attrs import frozen
 
 from yeto.errors import ConfigError
+from yeto.tuning.settings import require_at_least, require_choice
 
 ROLES_FOR_COLUMNS = ("system", "user", "assistant")
 """Roles that ``--columns`` can name, in the order in which the messages are built."""
@@ -85,27 +86,29 @@ class TextConfig:
     num_ranks: int = 1
 
     def __attrs_post_init__(self) -> None:
-        _choice("--data-format", self.data_format, ("auto", "openai", "sharegpt", "alpaca", "qa"))
-        _choice("--data-shard", self.data_shard, ("auto", "off"))
-        _choice("--train-on", self.train_on, ("assistant", "all"))
-        _choice("--assistant-mask-mode", self.assistant_mask_mode, ("native", "legacy"))
-        _choice("--packing", self.packing, ("documents", "plain"))
-        _choice("--tokenize", self.tokenize, ("stream", "preload"))
-        _choice("--tuning", self.tuning, ("lora", "full"))
-        _choice("--base-dtype", self.base_dtype, ("auto", "f32", "bf16"))
-        _choice("--shard", self.shard, ("ddp", "fsdp"))
-        _choice("--compile", self.compile, ("off", "on"))
-        _choice("--gradient-checkpointing", self.gradient_checkpointing, ("auto", "on", "off"))
-        _at_least("--seq-len", self.seq_len, 2)
-        _at_least("--micro-batch-size", 1 if self.micro_batch_size is None else self.micro_batch_size, 1)
-        _at_least("--stream-workers", self.stream_workers, 0)
-        _at_least("--shuffle-buffer", self.shuffle_buffer, 1)
-        _at_least("--eval-rows", self.eval_rows, 1)
-        _at_least("--mask-report", self.mask_report, 0)
-        _at_least("--lora-r", self.lora_r, 1)
-        _at_least("--lora-alpha", self.lora_alpha, 1)
-        _at_least("--seed", self.seed, 0)
-        _at_least("--num-learners", self.num_learners, 1)
+        require_choice("--data-format", self.data_format, ("auto", "openai", "sharegpt", "alpaca", "qa"))
+        require_choice("--data-shard", self.data_shard, ("auto", "off"))
+        require_choice("--train-on", self.train_on, ("assistant", "all"))
+        require_choice("--assistant-mask-mode", self.assistant_mask_mode, ("native", "legacy"))
+        require_choice("--packing", self.packing, ("documents", "plain"))
+        require_choice("--tokenize", self.tokenize, ("stream", "preload"))
+        require_choice("--tuning", self.tuning, ("lora", "full"))
+        require_choice("--base-dtype", self.base_dtype, ("auto", "f32", "bf16"))
+        require_choice("--shard", self.shard, ("ddp", "fsdp"))
+        require_choice("--compile", self.compile, ("off", "on"))
+        require_choice("--gradient-checkpointing", self.gradient_checkpointing, ("auto", "on", "off"))
+        require_at_least("--seq-len", self.seq_len, 2)
+        require_at_least(
+            "--micro-batch-size", 1 if self.micro_batch_size is None else self.micro_batch_size, 1
+        )
+        require_at_least("--stream-workers", self.stream_workers, 0)
+        require_at_least("--shuffle-buffer", self.shuffle_buffer, 1)
+        require_at_least("--eval-rows", self.eval_rows, 1)
+        require_at_least("--mask-report", self.mask_report, 0)
+        require_at_least("--lora-r", self.lora_r, 1)
+        require_at_least("--lora-alpha", self.lora_alpha, 1)
+        require_at_least("--seed", self.seed, 0)
+        require_at_least("--num-learners", self.num_learners, 1)
         if not self.model:
             raise ConfigError("--model is empty; give a Hugging Face id or a model folder")
         if not 0.0 <= self.lora_dropout < 1.0:
@@ -154,13 +157,3 @@ class TextConfig:
         if "user" not in roles or "assistant" not in roles:
             raise ConfigError(f"--columns {self.columns!r} must name both user=COLUMN and assistant=COLUMN")
         return {role: roles[role] for role in ROLES_FOR_COLUMNS if role in roles}
-
-
-def _choice(flag: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{flag} {value!r} is not one of {', '.join(allowed)}")
-
-
-def _at_least(flag: str, value: int, least: int) -> None:
-    if value < least:
-        raise ConfigError(f"{flag} {value} must be at least {least}")

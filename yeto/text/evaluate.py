@@ -27,10 +27,11 @@ from yeto.text.config import TextConfig
 from yeto.text.lora import quiet
 from yeto.text.loss import summed_cross_entropy
 from yeto.text.masks import Encoded
-from yeto.text.model import choose_device, compute_in, load_base
-from yeto.text.rows import Cursor, open_source
+from yeto.text.model import load_base
 from yeto.text.stream import encoder_of
 from yeto.text.tokenizer import load_tokenizer
+from yeto.tuning.devices import choose_device, compute_in
+from yeto.tuning.rows import Cursor, open_source
 
 BATCH_TOKENS = 4096
 """Padded tokens of one forward pass."""

@@ -28,14 +28,15 @@ from yeto.layout import tensor_slices
 from yeto.state import StoredCheckpoint, open_checkpoint
 from yeto.state.digested import IncompleteCheckpoint
 from yeto.state.manifest import FRESH_LOOKS_MAX
-from yeto.text.export_lookahead import Fate, fate_of, removed, require_choice
-from yeto.text.export_place import free_place
 from yeto.text.export_plan import ExportFlags, ExportPlan, named_layout, plan_export
 from yeto.text.export_verify import Verified, begins_at_zero, verify_adapter, verify_model
-from yeto.text.lora import add_adapter, canonical_name, find_targets, quiet, save_adapter
+from yeto.text.lora import add_adapter, find_targets, quiet, save_adapter
 from yeto.text.model import load_base
-from yeto.text.placing import made_aside, put_in_place
 from yeto.text.tokenizer import load_tokenizer
+from yeto.tuning.export_lookahead import Fate, fate_of, removed, require_choice
+from yeto.tuning.export_place import free_place
+from yeto.tuning.lora import canonical_name
+from yeto.tuning.placing import made_aside, put_in_place
 from yeto.wire import FragmentLayout, Layout
 
 FACTS_FILE = "yeto-export.json"

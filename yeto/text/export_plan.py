@@ -18,7 +18,7 @@ from yeto.errors import CheckpointError, ConfigError, ProtocolError
 from yeto.layout import build_layout
 from yeto.state import Checkpoint, StoredCheckpoint
 from yeto.text.config import TextConfig
-from yeto.text.identity import ModelIdentity, identify
+from yeto.tuning.identity import ModelIdentity, identify
 from yeto.wire import Layout, MergeMode, TrainingManifest, layout_fingerprint
 
 SETTINGS = ("tuning", "lora_r", "lora_alpha", "lora_targets")

@@ -34,20 +34,19 @@ from yeto.text.config import TextConfig
 from yeto.text.fork_server import start_fork_server
 from yeto.text.masks import Encoded
 from yeto.text.packing import Block, PackingCounts
-from yeto.text.rows import Cursor, Row, open_source
 from yeto.text.stream import (
     ENCODE_ROWS,
     ENCODE_TOKENS,
     Position,
     Produced,
-    Share,
     encoder_of,
     nothing_left,
     packer_of,
-    share_of,
     stream_blocks,
 )
 from yeto.text.tokenizer import load_tokenizer
+from yeto.tuning.rows import Cursor, Row, open_source
+from yeto.tuning.share import Share, data_seed, share_of
 
 logger = logging.getLogger(__name__)
 
@@ -194,11 +193,6 @@ def open_stream(
         shuffle_buffer=config.shuffle_buffer,
         position=state.positions[stream],
     )
-
-
-def data_seed(config: TextConfig) -> int:
-    """Return root + learner + M * rank: a rank of one large group and its twin in an island draw alike."""
-    return config.seed + config.learner_id + config.num_learners * config.rank
 
 
 def preloaded(config: TextConfig, tokenizer: Any, position: Position) -> Iterator[Produced]:

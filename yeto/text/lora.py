@@ -23,10 +23,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from yeto.errors import ConfigError
-from yeto.layout import strip_wrappers
+from yeto.tuning.lora import ADAPTER, matches, shortest_names, suffixes
 
-ADAPTER = "default"
-"""PEFT's own default: other names have been confused with parts of tensor names."""
 EMBEDDING_TARGETS = ("embed_tokens", "lm_head")
 """Targets for which PEFT also saves the base layer."""
 _MOE_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -66,13 +64,13 @@ def find_targets(model: nn.Module, wanted: str) -> LoraTargets:
         if not modules:
             raise ConfigError(
                 "--lora-targets attention: no linear layer of this model has attention in its name; name the "
-                f"layers instead, from: {', '.join(_suffixes(linear))}"
+                f"layers instead, from: {', '.join(suffixes(linear))}"
             )
     else:
         modules = _listed(model, wanted, linear)
     _refuse_tied_head(model, modules)
     return LoraTargets(
-        names=_shortest_names(model, modules),
+        names=shortest_names(model, modules),
         modules=tuple(modules),
         skipped_expert_parameters=_expert_parameters(model, modules),
     )
@@ -104,19 +102,6 @@ def add_adapter(
         if parameter.requires_grad and parameter.dtype != torch.float32:
             parameter.data = parameter.data.float()
     return adapted
-
-
-def canonical_name(name: str) -> str:
-    """Return a live parameter's canonical name: no wrapper pieces, no adapter name.
-
-    ``base_model.model.….q_proj.lora_A.default.weight`` becomes ``….q_proj.lora_A.weight`` in full.
-    """
-    pieces = strip_wrappers(name).split(".")
-    return ".".join(
-        piece
-        for before, piece in zip(["", *pieces], pieces, strict=False)
-        if not (piece == ADAPTER and before.startswith("lora_"))
-    )
 
 
 def save_adapter(model: PeftModel, folder: str, state: dict[str, torch.Tensor] | None = None) -> None:
@@ -162,14 +147,14 @@ def _listed(model: nn.Module, wanted: str, linear: list[str]) -> list[str]:
     modules = dict(model.named_modules())
     found: list[str] = []
     for name in names:
-        matches = [module for module in modules if _matches(module, name)]
-        unfit = [m for m in matches if not isinstance(modules[m], nn.Linear | Conv1D | nn.Embedding)]
-        if not matches or unfit:
+        meant = [module for module in modules if matches(module, name)]
+        unfit = [m for m in meant if not isinstance(modules[m], nn.Linear | Conv1D | nn.Embedding)]
+        if not meant or unfit:
             problem = f"{unfit[0]} is no linear layer" if unfit else "matches no module"
             raise ConfigError(
-                f"--lora-targets {name}: {problem}; linear layers here: {', '.join(_suffixes(linear))}"
+                f"--lora-targets {name}: {problem}; linear layers here: {', '.join(suffixes(linear))}"
             )
-        found += matches
+        found += meant
     return sorted(set(found), key=list(modules).index)
 
 
@@ -184,22 +169,6 @@ def _refuse_tied_head(model: nn.Module, modules: list[str]) -> None:
                 f"--lora-targets {name}: this model's output head and input embedding are one tensor, and an "
                 "adapter would change only one of the two; leave it out, or use --tuning full"
             )
-
-
-def _shortest_names(model: nn.Module, modules: list[str]) -> tuple[str, ...]:
-    suffixes = _suffixes(modules)
-    matched = {
-        name for name, _ in model.named_modules() if any(_matches(name, suffix) for suffix in suffixes)
-    }
-    return tuple(sorted(suffixes if matched == set(modules) else modules))
-
-
-def _matches(module: str, name: str) -> bool:
-    return module == name or module.endswith(f".{name}")
-
-
-def _suffixes(modules: list[str]) -> list[str]:
-    return sorted({name.rpartition(".")[2] for name in modules})
 
 
 def _has_experts(model: nn.Module) -> bool:

@@ -23,10 +23,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from yeto.errors import ConfigError
 from yeto.text.config import TextConfig
-from yeto.text.hub import cause_of
-from yeto.text.identity import ModelIdentity, fetched_commit, identify
-from yeto.text.lora import EMBEDDING_TARGETS, LoraTargets, add_adapter, canonical_name, find_targets, quiet
-from yeto.text.shard import shard_model
+from yeto.text.lora import EMBEDDING_TARGETS, LoraTargets, add_adapter, find_targets, quiet
+from yeto.tuning.devices import choose_device, compute_in
+from yeto.tuning.hub import cause_of
+from yeto.tuning.identity import ModelIdentity, fetched_commit, identify
+from yeto.tuning.lora import canonical_name
+from yeto.tuning.shard import shard_model
 
 logger = logging.getLogger(__name__)
 
@@ -72,28 +74,6 @@ class LoadedModel:
             "compute_dtype": str(self.compute_dtype).removeprefix("torch."),
             "device": str(self.device),
         }
-
-
-def compute_in(dtype: torch.dtype, device: torch.device) -> torch.autocast:
-    """Return the context in which matrix products run in ``dtype``, float32 or bfloat16."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype != torch.float32)
-
-
-def choose_device(wanted: str) -> torch.device:
-    """Return the device that ``--device`` means; ``auto`` is CUDA where there is one.
-
-    Raises:
-        ConfigError: there is no such device.
-    """
-    if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(wanted)
-    except RuntimeError as error:
-        raise ConfigError(f"--device {wanted!r} is no device; say auto, cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"--device {wanted}: this machine has no usable CUDA device; say --device cpu")
-    return device
 
 
 def load_base(config: TextConfig, dtype: torch.dtype | str, *, revision: str | None = None) -> Any:

@@ -17,8 +17,8 @@ from yeto.errors import ConfigError
 from yeto.text.config import TextConfig
 from yeto.text.loader import LoaderState
 from yeto.text.masks import Encoded
-from yeto.text.rows import Cursor
 from yeto.text.stream import Position
+from yeto.tuning.rows import Cursor
 
 SETTINGS: Final = {
     "seed": "--seed",

@@ -13,7 +13,6 @@ buffer: the first block needs the rows of about one block, not a thousand of the
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -26,7 +25,8 @@ from yeto.text.config import TextConfig
 from yeto.text.formats import Conversation, conversation
 from yeto.text.masks import ChatEncoder, Encoded
 from yeto.text.packing import Block, Packer, PackingCounts
-from yeto.text.rows import Cursor, Row, RowSource
+from yeto.tuning.rows import Cursor, Row, RowSource
+from yeto.tuning.share import Share
 
 FIRST_WINDOW_ROWS = 16
 ENCODE_ROWS = 256
@@ -36,30 +36,6 @@ ENCODE_TOKENS = 1 << 14
 
 EncodeRows = Callable[[Sequence[Row]], list[Encoded]]
 """From rows to their tokens and weights, one for each row."""
-
-
-@frozen(kw_only=True)
-class Share:
-    """The rows i with i mod ``count`` = ``index``."""
-
-    index: int = 0
-    count: int = 1
-
-    def part(self, index: int, count: int) -> Share:
-        """Return every ``count``-th row of this share, beginning with its row number ``index``."""
-        return Share(index=self.index + self.count * index, count=self.count * count)
-
-    def rows(self) -> range:
-        """Return the row numbers; the end is out of any source's reach."""
-        return range(self.index, sys.maxsize, self.count)
-
-
-def share_of(config: TextConfig) -> Share:
-    """Return the rows of this process: learner modulo M (unless ``--data-shard off``), then its rank."""
-    learner = Share()
-    if config.data_shard == "auto":
-        learner = learner.part(config.learner_id, config.num_learners)
-    return learner.part(config.rank, config.num_ranks)
 
 
 @frozen(kw_only=True)

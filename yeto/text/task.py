@@ -29,10 +29,11 @@ from yeto.text.masks import ChatEncoder, Encoded, highlight
 from yeto.text.model import LoadedModel, load_model, probe_micro_batch
 from yeto.text.packing import Block, PackingCounts
 from yeto.text.position import Positions
-from yeto.text.rows import Cursor, open_source
-from yeto.text.shard import least, whole_state
-from yeto.text.stream import encoder_of, nothing_left, share_of
+from yeto.text.stream import encoder_of, nothing_left
 from yeto.text.tokenizer import load_tokenizer
+from yeto.tuning.rows import Cursor, open_source
+from yeto.tuning.shard import least, whole_state
+from yeto.tuning.share import share_of
 from yeto.wire.digest import digest
 
 logger = logging.getLogger(__name__)

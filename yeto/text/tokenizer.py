@@ -9,8 +9,8 @@ from transformers import AutoTokenizer
 
 from yeto.errors import ConfigError
 from yeto.text.config import TextConfig
-from yeto.text.hub import cause_of
-from yeto.text.identity import fetched_commit
+from yeto.tuning.hub import cause_of
+from yeto.tuning.identity import fetched_commit
 
 
 def load_tokenizer(config: TextConfig) -> Any:

@@ -23,7 +23,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from transformers.utils import cached_file
 
 from yeto.errors import ConfigError
-from yeto.text.hub import HubError, cause_of, fetch_model, unreachable_hub
+from yeto.tuning.hub import HubError, cause_of, fetch_model, unreachable_hub
 
 logger = logging.getLogger(__name__)
 

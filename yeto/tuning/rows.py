@@ -25,7 +25,7 @@ import msgspec
 from attrs import field, frozen
 
 from yeto.errors import ConfigError, DataError
-from yeto.text.hub import HubError, cause_of, fetch_card, patiently, unreachable_hub
+from yeto.tuning.hub import HubError, cause_of, fetch_card, patiently, unreachable_hub
 
 BOM = b"\xef\xbb\xbf"
 CHUNK_BYTES = 1 << 20

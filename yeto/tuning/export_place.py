@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from yeto.errors import ConfigError
-from yeto.text.placing import clear_up
+from yeto.tuning.placing import clear_up
 
 
 def require_checkpoint(checkpoint: Path) -> None:

@@ -18,9 +18,9 @@ from pathlib import Path
 import trio
 from attrs import field, frozen
 
-from yeto.cli.children import Child
 from yeto.core.decisions import SessionOpened
 from yeto.errors import TapeError, YetoError
+from yeto.fleet.children import Child
 from yeto.tape import read
 from yeto.view.follow import Watcher
 from yeto.view.live import plain_line, screen
@@ -43,6 +43,9 @@ PLAIN_LINE_SECONDS = 5.0
 
 SCREEN_SECONDS = 0.5
 """Time between two looks where the screen is redrawn."""
+
+YETO_RUN = ("yeto", "run", "--debug")
+"""How a child's command begins: its log has room for the traceback that a terminal is spared."""
 
 STARTING = "the syncer is starting"
 
@@ -196,13 +199,13 @@ class _Fleet:
         )
 
     def _syncer_command(self, *, resume: bool) -> list[str]:
-        words = ["run", "--role=syncer", f"--port={self._port}", f"--ready-file={self._ready_file}"]
+        words = [*YETO_RUN, "--role=syncer", f"--port={self._port}", f"--ready-file={self._ready_file}"]
         words += [f"--checkpoint-path={self._run.checkpoint}", f"--event-tape={self._run.tape}"]
         words += ["--resume-or-start"] if resume else []
         return [*words, *self._run.syncer_words]
 
     def _learner_command(self, learner: int) -> list[str]:
-        words = ["run", "--role=learner", f"--syncer=127.0.0.1:{self._port}"]
+        words = [*YETO_RUN, "--role=learner", f"--syncer=127.0.0.1:{self._port}"]
         words += [f"--learner-id={learner}", f"--num-learners={self._run.num_learners}"]
         words += [f"--log-jsonl={self._json_log(learner)}", *self._run.learner_words(learner)]
         return words

@@ -272,7 +272,7 @@ def run_learner_command(flags: LearnerFlags) -> int:
     learner, text = flags.learner_config(), flags.text_config(ranks)
     require_packages(learner)
     if LAUNCHED in os.environ:
-        from yeto.cli.child import die_with_parent
+        from yeto.fleet.child import die_with_parent
 
         # torchrun ends its ranks, but it cannot once it is killed itself.
         die_with_parent(os.getppid())

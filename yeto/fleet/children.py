@@ -1,8 +1,8 @@
-"""Child processes of ``yeto run --role local``: started, watched, started again, and never left behind.
+"""Child processes: started, watched, started again, and never left behind.
 
 Each child has its own session (a Ctrl-C at the terminal reaches the parent only, which then stops the
-children in order) and its own log file. A child that a signal killed is started again, as a fleet's
-supervisor would; one that exits by itself has said what it had to say.
+children in order) and its own log file. When to start one again is for its parent to say; here is how, and
+how often: a child that lives for a while has earned its next accidents.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from yeto.errors import YetoError
 RELAUNCHES_MAX = 5
 """Times one child is started again: it is for accidents, not for a child that cannot live."""
 
+LIVED_SECONDS = 600.0
+"""A child that ran for so long could live: accidents before that are not counted any more."""
+
 RELAUNCH_SECONDS = 1.0
 """Pause before a child is started again, so that a crash loop does not eat the machine."""
 
@@ -29,20 +33,36 @@ LOG_TAIL_BYTES = 4096
 
 
 class Child:
-    """One child process that runs a yeto command."""
+    """One child process that runs a module's program."""
 
-    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        *,
+        folder: Path | None = None,
+        speaks_as: str | None = None,
+        death_signal: signal.Signals = signal.SIGTERM,
+    ) -> None:
         """Describe the child; nothing runs before ``start``.
 
         Args:
             name: what the user calls it.
-            command: words after ``yeto``.
+            command: words after ``python -m``.
             log: file that its stdout and stderr are appended to.
+            folder: where it runs; None is where its parent runs.
+            speaks_as: what its own lines begin with, if not with its name.
+            death_signal: what it gets when its parent dies (on Linux).
         """
         self.name = name
         self.log = log
         self.relaunches = 0
         self._command = list(command)
+        self._folder = folder
+        self._speaks_as = speaks_as or name
+        self._death_signal = death_signal
+        self._started_at = 0.0
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, command: Sequence[str] | None = None) -> None:
@@ -53,16 +73,24 @@ class Child:
         """
         if command is not None:
             self._command = list(command)
+        self._started_at = time.monotonic()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._words(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                cwd=self._folder,
                 start_new_session=True,
                 # The parent has read its own YETO_* and passes on what the child is to know.
                 env={name: value for name, value in os.environ.items() if not name.startswith("YETO_")},
             )
+
+    @property
+    def pid(self) -> int:
+        """Process id of the last start."""
+        assert self._process is not None
+        return self._process.pid
 
     @property
     def running(self) -> bool:
@@ -97,9 +125,11 @@ class Child:
         Raises:
             YetoError: it had too many of them.
         """
+        if time.monotonic() - self._started_at > LIVED_SECONDS:
+            self.relaunches = 0
         if self.relaunches == RELAUNCHES_MAX:
             raise YetoError(
-                f"{self.name} was killed {RELAUNCHES_MAX + 1} times; its log is {self.log} "
+                f"{self.name} died {RELAUNCHES_MAX + 1} times; its log is {self.log} "
                 "(out of memory is the usual cause: try a smaller --micro-batch-size or --seq-len)"
             )
         self.relaunches += 1
@@ -109,7 +139,7 @@ class Child:
     def failure(self, code: int) -> YetoError:
         """Return the error that explains an exit: the child's own last line, where it left one."""
         # An error comes from the command ("yeto: "), the end of an exchange from the learner by its name.
-        own = f"{self.name}: "
+        own = f"{self._speaks_as}: "
         said = [line for line in self._log_tail() if line.startswith(("yeto: ", own))]
         why = said[-1].removeprefix("yeto: ").removeprefix(own) if said else f"exit code {code}"
         why += f"; its log is {self.log}"
@@ -118,8 +148,8 @@ class Child:
         return error
 
     def _words(self) -> list[str]:
-        # The log has room for the traceback that a terminal is spared.
-        return [sys.executable, "-m", "yeto.cli.child", str(os.getpid()), *self._command, "--debug"]
+        parent = [str(os.getpid()), str(int(self._death_signal))]
+        return [sys.executable, "-m", "yeto.fleet.child", *parent, *self._command]
 
     def _log_tail(self) -> list[str]:
         with self.log.open("rb") as log:

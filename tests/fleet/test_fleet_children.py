@@ -8,9 +8,9 @@ import psutil
 import pytest
 import trio
 
-from yeto.cli import children
-from yeto.cli.children import Child
 from yeto.errors import YetoError
+from yeto.fleet import children
+from yeto.fleet.children import Child
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ async def test_a_killed_child_is_started_again_but_not_for_ever(child):
         assert await dying.wait() == -signal.SIGKILL
         await dying.relaunch()
     assert await dying.wait() == -signal.SIGKILL
-    with pytest.raises(YetoError, match="worker was killed 6 times"):
+    with pytest.raises(YetoError, match="worker died 6 times"):
         await dying.relaunch()
 
 
@@ -74,7 +74,7 @@ async def test_a_killed_child_is_started_again_but_not_for_ever(child):
 def test_children_end_when_their_parent_is_killed(tmp_path):
     program = (
         "import subprocess, sys, os, time\n"
-        "inner = 'import sys, time; from yeto.cli.child import die_with_parent;'\n"
+        "inner = 'import sys, time; from yeto.fleet.child import die_with_parent;'\n"
         "inner += 'die_with_parent(int(sys.argv[1])); print(\"ready\", flush=True); time.sleep(600)'\n"
         "child = subprocess.Popen([sys.executable, '-c', inner, str(os.getpid())], start_new_session=True)\n"
         "print(child.pid, flush=True)\n"

@@ -6,7 +6,7 @@ noise. So cached ones and ones computed from an image are the same tensor, and g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from attrs import field, frozen
@@ -53,3 +53,21 @@ class Encoders(Protocol):
     def conditioning(self, prompts: Sequence[str]) -> list[Conditioning]:
         """Return what the denoiser heeds of each prompt."""
         ...
+
+
+@frozen(kw_only=True)
+class RowNeeds:
+    """What a model asks of the rows; without arguments nothing, as long as no model is loaded."""
+
+    size_multiple: int = 1
+    """Height and width of an image are multiples of it."""
+    latent_multiple: int = 1
+    """Height and width of latents are multiples of it."""
+    latent_channels: int | None = None
+    prompt_width: int | None = None
+    """Of ``Conditioning.prompt_embeds``."""
+    pooled_width: int | None = None
+    """Of ``Conditioning.pooled``; None where the denoiser takes none."""
+    needs_mask: bool = False
+    model: Mapping[str, str] | None = None
+    """The model in words that mean the same on every machine, to tell the cache of another one."""

@@ -17,11 +17,11 @@ import gc
 import logging
 import multiprocessing
 import os
-import queue
 import signal
 import threading
 from collections import deque
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import islice
 from typing import Any
 
@@ -45,6 +45,7 @@ from yeto.text.stream import (
     stream_blocks,
 )
 from yeto.text.tokenizer import load_tokenizer
+from yeto.tuning.beside import beside
 from yeto.tuning.rows import Cursor, Row, open_source
 from yeto.tuning.share import Share, data_seed, share_of
 
@@ -351,31 +352,6 @@ def _in_this_thread(produced: Iterator[Produced]) -> Iterator[_Item]:
 
 
 def _beside(produced: Iterator[Produced]) -> Iterator[_Item]:
-    """Run an iterator in a thread, a few items ahead; its exceptions are raised here."""
-    ready: queue.Queue[Produced | BaseException | None] = queue.Queue(PREFETCH_BLOCKS)
-    stop = threading.Event()
-
-    def work() -> None:
-        end: BaseException | None = None
-        try:
-            for one in produced:
-                ready.put(one)
-                if stop.is_set():
-                    return
-        except BaseException as error:
-            end = error
-        ready.put(end)
-
-    thread = threading.Thread(target=work, name="tokenizing", daemon=True)
-    thread.start()
-    try:
-        while isinstance(one := ready.get(), Produced):
-            yield _Item(stream=0, produced=one)
-        if one is not None:
-            raise one
-    finally:
-        stop.set()
-        # Make room, so that a producer that waits to put sees the stop; it puts at most once more.
-        while not ready.empty():
-            ready.get_nowait()
-        thread.join()
+    """Run a stream in a thread, a few blocks ahead."""
+    with closing(beside(produced, ahead=PREFETCH_BLOCKS, name="tokenizing")) as ahead:
+        yield from _in_this_thread(ahead)

@@ -1,9 +1,4 @@
-"""Where a learner stands in its rows, as JSON: written with its saved state, read when it goes on.
-
-A position means something only to the same rows, read in the same way. So it names the settings that it
-depends on, and a restart with another one is refused by its flag instead of training on rows that were seen
-already, or on none that follow.
-"""
+"""Where a learner stands in its text rows, as JSON and back (:mod:`yeto.tuning.position` has the rule)."""
 
 from __future__ import annotations
 
@@ -13,20 +8,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from yeto.errors import ConfigError
 from yeto.text.config import TextConfig
 from yeto.text.loader import LoaderState
 from yeto.text.masks import Encoded
 from yeto.text.stream import Position
-from yeto.tuning.rows import Cursor
+from yeto.tuning.position import SEAT_SETTINGS, RowsRead, cursor_from_json, cursor_to_json
 
 SETTINGS: Final = {
-    "seed": "--seed",
-    "learner_id": "--learner-id",
-    "num_learners": "--num-learners",
-    "rank": "the rank in the island:",
-    "num_ranks": "the number of ranks of the island:",
-    "data_shard": "--data-shard",
+    **SEAT_SETTINGS,
     "data_format": "--data-format",
     "columns": "--columns",
     "train_on": "--train-on",
@@ -39,8 +28,6 @@ SETTINGS: Final = {
 }
 """Fields of ``TextConfig`` that decide which block is the next one, and what people call them."""
 
-REMEDY: Final = "give the same as before, or remove the folder of --state-dir to begin anew"
-
 
 class Positions:
     """Translates the states of one process's loader to JSON and back."""
@@ -52,8 +39,9 @@ class Positions:
             config: how they are read.
             first_row: digest of the first row of the share; tells another file from the same one elsewhere.
         """
-        self._first_row = first_row
-        self._settings = {name: getattr(config, name) for name in SETTINGS}
+        self._rows = RowsRead(
+            settings={name: getattr(config, name) for name in SETTINGS}, first_row=first_row
+        )
 
     def to_json(self, state: LoaderState, micro_batch_size: int) -> dict[str, Any]:
         """Return what a batch carries; made for every batch, so it must cost little beside one.
@@ -63,8 +51,7 @@ class Positions:
             micro_batch_size: blocks of a batch; one that was probed must not be probed differently.
         """
         return {
-            "first_row": self._first_row,
-            "settings": self._settings,
+            **self._rows.to_json(),
             "micro_batch_size": micro_batch_size,
             "turn": state.turn,
             "streams": [_stream_to_json(position) for position in state.positions],
@@ -76,27 +63,17 @@ class Positions:
         Raises:
             ConfigError: it was reached with other settings, or in other rows.
         """
-        before = value["settings"]
-        for name, now in self._settings.items():
-            if before[name] != now:
-                raise ConfigError(
-                    f"{SETTINGS[name]} {now}: the saved position in the rows was reached with "
-                    f"{before[name]}; {REMEDY}"
-                )
-        if value["first_row"] != self._first_row:
-            raise ConfigError(
-                "--data: its first row is not the first row of what the saved position belongs to; " + REMEDY
-            )
+        self._rows.require_same(value, SETTINGS)
         positions = tuple(_stream_from_json(stream) for stream in value["streams"])
         return LoaderState(positions=positions, turn=value["turn"])
 
 
 def _stream_to_json(position: Position) -> dict[str, Any]:
-    start, carry = position.start, position.carry
+    carry = position.carry
     return {
         "epoch": position.epoch,
         "window": position.window,
-        "start": [start.row, start.file, start.byte, start.line],
+        "start": cursor_to_json(position.start),
         "taken": position.taken,
         "skip": position.skip,
         # In base64: a list of a block's numbers would take longer to make than many a block takes to train.
@@ -107,7 +84,6 @@ def _stream_to_json(position: Position) -> dict[str, Any]:
 
 
 def _stream_from_json(value: Mapping[str, Any]) -> Position:
-    row, file, byte, line = value["start"]
     ends = np.cumsum(value["lengths"])[:-1]
     ids = np.split(np.frombuffer(b64decode(value["ids"]), dtype=np.int32), ends)
     weights = np.split(np.frombuffer(b64decode(value["weights"]), dtype=np.uint8), ends)
@@ -115,7 +91,7 @@ def _stream_from_json(value: Mapping[str, Any]) -> Position:
     return Position(
         epoch=value["epoch"],
         window=value["window"],
-        start=Cursor(row=row, file=file, byte=byte, line=line),
+        start=cursor_from_json(value["start"]),
         taken=value["taken"],
         skip=value["skip"],
         carry=tuple(Encoded(ids=some, weights=same) for some, same in carry),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -31,10 +30,10 @@ from yeto.text.packing import Block, PackingCounts
 from yeto.text.position import Positions
 from yeto.text.stream import encoder_of, nothing_left
 from yeto.text.tokenizer import load_tokenizer
+from yeto.tuning.position import row_digest
 from yeto.tuning.rows import Cursor, open_source
 from yeto.tuning.shard import least, whole_state
 from yeto.tuning.share import share_of
-from yeto.wire.digest import digest
 
 logger = logging.getLogger(__name__)
 
@@ -267,7 +266,7 @@ def build_task(config: TextConfig) -> TextTask:
     if first is None:
         raise nothing_left(config, PackingCounts())
     encode(first)
-    first_row = digest(json.dumps(first.value, sort_keys=True, default=str).encode())
+    first_row = row_digest(first)
     heldout = None if config.eval_data is None else heldout_rows(config, tokenizer)
     if config.mask_report and config.rank == 0:
         for text in mask_report(config, tokenizer):

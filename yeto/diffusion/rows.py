@@ -28,7 +28,6 @@ from yeto.tuning.rows import Row
 PROMPT_CHARS_MAX: Final = 1 << 16
 """Longest prompt: far beyond what any text encoder heeds."""
 _CACHE_ANEW: Final = "cache the rows with this model (yeto data cache-latents)"
-RESIZE_MODES: Final = ("center-crop", "stretch")
 
 
 @frozen(kw_only=True)
@@ -80,7 +79,7 @@ class RowReader:
         folder: Path | None,
         height: int | None = None,
         width: int | None = None,
-        resize_mode: str = RESIZE_MODES[0],
+        resize_mode: str = "center-crop",
     ) -> None:
         """Take the settings.
 
@@ -92,8 +91,10 @@ class RowReader:
             resize_mode: ``stretch`` or ``center-crop``.
 
         Raises:
-            ConfigError: the model takes no images of that size.
+            ConfigError: the model takes no images of that size, or only one side of it is given.
         """
+        if (height is None) != (width is None):
+            raise ConfigError("--height and --width: give both or neither")
         for flag, side in (("--height", height), ("--width", width)):
             if side is not None and (side > SIDE_MAX or side % needs.size_multiple):
                 raise ConfigError(

@@ -4,42 +4,34 @@ The rule: all or nothing. The folder is written under another name, loaded back 
 renamed; whoever finds it under its own name has a model that works. Nothing but the checkpoint and the base
 model is needed: every learner may be gone.
 
-The rule of memory: one model and one fragment. A checkpoint holds eight bytes a parameter, so its fragments
-are read one at a time, straight into the model. A syncer may go on writing to the folder: when a file has
-gone, the newest checkpoint is filled in instead, from its first fragment.
+The rule of memory: one model and one fragment (:mod:`yeto.tuning.export_fill`).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import attrs
 import torch
 from attrs import frozen
 from safetensors import SafetensorError
-from torch import Tensor, nn
 
-import yeto
 from yeto.errors import CheckpointError, ConfigError
-from yeto.layout import tensor_slices
 from yeto.state import StoredCheckpoint, open_checkpoint
-from yeto.state.digested import IncompleteCheckpoint
-from yeto.state.manifest import FRESH_LOOKS_MAX
-from yeto.text.export_plan import ExportFlags, ExportPlan, named_layout, plan_export
-from yeto.text.export_verify import Verified, begins_at_zero, verify_adapter, verify_model
+from yeto.text.export_plan import ExportFlags, ExportPlan, plan_export
+from yeto.text.export_verify import Verified, verify_adapter, verify_model
 from yeto.text.lora import add_adapter, find_targets, quiet, save_adapter
 from yeto.text.model import load_base
 from yeto.text.tokenizer import load_tokenizer
-from yeto.tuning.export_lookahead import Fate, fate_of, removed, require_choice
+from yeto.tuning.export_facts import write_facts
+from yeto.tuning.export_fill import fill, warnings_of
+from yeto.tuning.export_lookahead import Fate, fate_of, require_choice
+from yeto.tuning.export_manifest import named_layout
 from yeto.tuning.export_place import free_place
 from yeto.tuning.lora import canonical_name
 from yeto.tuning.placing import made_aside, put_in_place
-from yeto.wire import FragmentLayout, Layout
 
-FACTS_FILE = "yeto-export.json"
 DTYPES: dict[str, torch.dtype | str] = {"auto": "auto", "f32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -127,21 +119,23 @@ def export(
     say(
         f"step {stored.facts.step}, {len(stored.fragments)} fragments; building {kind} on {plan.config.model}"
     )
-    module, stored, learned = _filled(
-        checkpoint, stored, plan, dtype if kind != "adapter" else "auto", lookahead, say
-    )
+    module = _built(plan, dtype if kind != "adapter" else "auto")
+    trained = {canonical_name(name): part for name, part in module.named_parameters() if part.requires_grad}
+    shapes = {name: tuple(part.shape) for name, part in trained.items()}
+    layout = named_layout(stored, plan.layout, shapes, plan.config.model)
+    stored, learned = fill(checkpoint, stored, trained, layout, lookahead, say)
     state, fate = stored.facts, fate_of(stored.lookaheads, lookahead)
     say(f"look-ahead: {fate.sentence}")
     try:
         say(f"writing {output_dir}")
         with made_aside(output_dir) as aside:
             _write(module, kind, plan, aside)
-            del module
+            del module, trained
             verified = None
             if verify:
                 say("verifying: loading the result back")
                 verified = _verify(kind, plan, aside, expect_change=state.step > 0 and learned)
-            warnings = _warnings(state.step, learned)
+            warnings = warnings_of(state.step, learned)
             _write_facts(stored, plan, kind, fate, verified, aside)
             put_in_place(aside, output_dir, replace=overwrite)
     except (OSError, SafetensorError) as error:
@@ -162,41 +156,6 @@ def export(
     )
 
 
-def _filled(
-    checkpoint: Path,
-    stored: StoredCheckpoint,
-    plan: ExportPlan,
-    dtype: str,
-    lookahead: str,
-    say: Callable[[str], None],
-) -> tuple[Any, StoredCheckpoint, bool]:
-    """Return the base model, with its adapter if there is one, holding the checkpoint's tensors.
-
-    Returns:
-        The model, the checkpoint that it holds in the end, and whether anything was learned.
-    """
-    module = _built(plan, dtype)
-    trained = {
-        canonical_name(name): parameter
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad
-    }
-    layout = named_layout(stored, plan, {name: tuple(p.shape) for name, p in trained.items()})
-    for _ in range(FRESH_LOOKS_MAX):
-        try:
-            return module, stored, _fill(trained, layout, stored, lookahead)
-        except IncompleteCheckpoint:
-            newer = open_checkpoint(checkpoint)
-            if newer.facts.step == stored.facts.step or newer.facts.fingerprint != stored.facts.fingerprint:
-                raise
-            say(f"note: step {stored.facts.step} was replaced while it was read; taking {newer.facts.step}")
-            stored = newer
-    raise CheckpointError(
-        f"{checkpoint}: was replaced {FRESH_LOOKS_MAX} times while it was read; keep some checkpoints with "
-        "--keep-every and name one of their manifests"
-    )
-
-
 def _built(plan: ExportPlan, dtype: str) -> Any:
     """Return the base model, with a new adapter if there is one."""
     config = plan.config
@@ -214,29 +173,6 @@ def _built(plan: ExportPlan, dtype: str) -> Any:
     # Who loads the adapter gets the base model it was trained on, not what its branch points to then.
     module.peft_config["default"].revision = config.model_revision
     return module
-
-
-def _fill(trained: dict[str, nn.Parameter], layout: Layout, stored: StoredCheckpoint, lookahead: str) -> bool:
-    """Copy every fragment into the parameters; return whether a tensor that began at zero is not zero now.
-
-    Where there is none (full tuning) that cannot be told, and the model is taken to have learned.
-    """
-    learned = not any(begins_at_zero(name) for name in trained)
-    with torch.no_grad():
-        for fragment, part in enumerate(layout.fragments):
-            ahead = removed(stored.lookaheads[fragment], lookahead)
-            # Its values have no name here, so that they are gone before the next are read.
-            learned |= _fill_one(trained, part, torch.from_numpy(stored.read_params(fragment, ahead)))
-    return learned
-
-
-def _fill_one(trained: dict[str, nn.Parameter], part: FragmentLayout, values: Tensor) -> bool:
-    learned = False
-    for piece in tensor_slices(part):
-        name, value = piece.tensor.name, values[piece.start : piece.stop]
-        trained[name].copy_(value.reshape(piece.tensor.shape))
-        learned |= begins_at_zero(name) and bool(value.any())
-    return learned
 
 
 def _write(module: Any, kind: str, plan: ExportPlan, folder: Path) -> None:
@@ -268,42 +204,18 @@ def _verify(kind: str, plan: ExportPlan, folder: Path, *, expect_change: bool) -
     return verify_model(folder, plan.config, expect_change=expect_change)
 
 
-def _warnings(step: int, learned: bool) -> tuple[str, ...]:
-    if step == 0:
-        return ("no round was committed yet: this is the model as training began",)
-    if not learned:
-        return (f"after {step} committed rounds every B matrix is zero: nothing was learned",)
-    return ()
-
-
 def _write_facts(
     stored: StoredCheckpoint, plan: ExportPlan, kind: str, fate: Fate, verified: Verified | None, folder: Path
 ) -> None:
-    config, state = plan.config, stored.facts
+    config = plan.config
     lora = {"r": config.lora_r, "alpha": config.lora_alpha, "targets": config.lora_targets}
-    facts = {
-        "format_version": 1,
-        "software_version": yeto.__version__,
-        "kind": kind,
-        "base_model": plan.identity.binding(),
-        "tuning": config.tuning,
-        "lora": lora if config.tuning == "lora" else None,
-        "checkpoint": {
-            "digest": state.digest,
-            "format": state.format,
-            "step": state.step,
-            "versions": [part.version for part in stored.fragments],
-            "params_digests": [part.params_digest for part in stored.fragments],
-            "layout_fingerprint": state.fingerprint,
-            "session_contract": state.contract,
-        },
-        "lookahead": {
-            "outcome": fate.word,
-            "momentum_times": list(stored.lookaheads),
-        },
-        "ledger": [attrs.asdict(entry) for entry in state.ledger],
-        "settings": state.settings,
-        "verified": None if verified is None else attrs.asdict(verified),
-    }
-    text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
-    (folder / FACTS_FILE).write_text(text, encoding="utf-8")
+    write_facts(
+        folder,
+        stored,
+        kind=kind,
+        identity=plan.identity,
+        tuning=config.tuning,
+        lora=lora if config.tuning == "lora" else None,
+        fate=fate,
+        verified=verified,
+    )

@@ -21,6 +21,7 @@ from yeto.errors import CheckpointError
 from yeto.text.config import TextConfig
 from yeto.text.lora import EMBEDDING_TARGETS, quiet
 from yeto.text.model import load_base
+from yeto.tuning.export_fill import begins_at_zero
 
 PROBE_TOKENS = 16
 _EXAMPLES = 3
@@ -36,12 +37,6 @@ class Verified:
     """Largest change of any logit against the base model, on a fixed probe text."""
     empty: bool
     """The trained tensors say that nothing was learned: every B matrix of the adapter is zero."""
-
-
-def begins_at_zero(name: str) -> bool:
-    """Tell whether an adapter's tensor is the factor that is zero until something is learned."""
-    # PEFT zeroes B, but for embeddings A.
-    return ".lora_B." in name or name.endswith(".lora_embedding_A")
 
 
 def verify_adapter(folder: Path, config: TextConfig) -> Verified:

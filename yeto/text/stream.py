@@ -26,7 +26,7 @@ from yeto.text.formats import Conversation, conversation
 from yeto.text.masks import ChatEncoder, Encoded
 from yeto.text.packing import Block, Packer, PackingCounts
 from yeto.tuning.rows import Cursor, Row, RowSource
-from yeto.tuning.share import Share
+from yeto.tuning.share import Share, no_rows, seat_words
 
 FIRST_WINDOW_ROWS = 16
 ENCODE_ROWS = 256
@@ -150,16 +150,10 @@ def stream_blocks(
 
 def nothing_left(config: TextConfig, counts: PackingCounts) -> DataError:
     """Return the error of a share without a single block, with the counts and the remedy."""
-    where = f"learner {config.learner_id} of {config.num_learners}"
-    if config.num_ranks > 1:
-        where += f", rank {config.rank} of {config.num_ranks}"
     if counts.rows == 0:
-        return DataError(
-            f"--data {config.data}: no rows for {where}; give at least one row for each learner and rank, "
-            "use fewer of them, or give each learner its own file with --data-shard off"
-        )
+        return no_rows(config, config.data)
     return DataError(
-        f"--data {config.data}: nothing to train on for {where}: {counts.rows} rows, "
+        f"--data {config.data}: nothing to train on for {seat_words(config)}: {counts.rows} rows, "
         f"{counts.dropped_windows} windows without a supervised token dropped ({counts.dropped_tokens} "
         f"tokens); raise --seq-len {config.seq_len} if prompts are longer than that, or use --train-on all"
     )

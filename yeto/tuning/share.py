@@ -11,6 +11,8 @@ from typing import Protocol
 
 from attrs import frozen
 
+from yeto.errors import DataError
+
 
 class Seat(Protocol):
     """Settings that say which of all readers of the rows this process is."""
@@ -73,3 +75,17 @@ def share_of(seat: Seat) -> Share:
 def data_seed(seat: Seat) -> int:
     """Return root + learner + M * rank: a rank of one large group and its twin in an island draw alike."""
     return seat.seed + seat.learner_id + seat.num_learners * seat.rank
+
+
+def seat_words(seat: Seat) -> str:
+    """Return what an error message calls this process."""
+    where = f"learner {seat.learner_id} of {seat.num_learners}"
+    return where if seat.num_ranks == 1 else f"{where}, rank {seat.rank} of {seat.num_ranks}"
+
+
+def no_rows(seat: Seat, data: str | None) -> DataError:
+    """Return the error of a share without a single row, with the remedy."""
+    return DataError(
+        f"--data {data}: no rows for {seat_words(seat)}; give at least one row for each learner and rank, "
+        "use fewer of them, or give each learner its own file with --data-shard off"
+    )

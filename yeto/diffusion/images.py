@@ -33,8 +33,16 @@ FILE_BYTES_MAX: Final = 1 << 29
 SIDE_MAX: Final = 1 << 14
 """Longest side of what a denoiser is given; longer ones are a mistake in a row or a flag."""
 _ORIENTATION: Final = 0x0112
-_TURNED: Final = (5, 6, 7, 8)
-"""Orientations in which height and width change places."""
+_TURNS: Final = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What undoes each orientation; from 5 on height and width change places."""
 _MODES: Final = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 """Of eight bits a channel; more would be cut off without a word."""
 
@@ -53,9 +61,8 @@ def image_size(source: ImageSource, origin: str) -> tuple[int, int]:
         DataError: there is no such file, or it is no picture that can be used.
     """
     with _opened(source, origin) as image:
-        turned = image.getexif().get(_ORIENTATION) in _TURNED
-        width, height = image.size
-    return (width, height) if turned else (height, width)
+        orientation, (width, height) = _orientation(image), image.size
+    return (width, height) if orientation in _TURNS and orientation >= 5 else (height, width)
 
 
 def load_pixels(source: ImageSource, origin: str, *, height: int, width: int, resize_mode: str) -> Tensor:
@@ -72,7 +79,9 @@ def load_pixels(source: ImageSource, origin: str, *, height: int, width: int, re
         DataError: it cannot be read.
     """
     with _opened(source, origin) as image:
-        picture = _in_colour(ImageOps.exif_transpose(image))
+        picture = _in_colour(image)
+        if (turn := _TURNS.get(_orientation(image))) is not None:
+            picture = picture.transpose(turn)
         if picture.size != (width, height):
             if resize_mode == "stretch":
                 picture = picture.resize((width, height), Image.Resampling.LANCZOS)
@@ -137,11 +146,21 @@ def _opened(source: ImageSource, origin: str) -> Iterator[Image.Image]:
                     image.close()
     except DataError:
         raise
+    except Image.DecompressionBombError as error:
+        raise DataError(f"{origin}: {called} has more than {PIXELS_MAX} pixels") from error
     except UnidentifiedImageError as error:
         raise DataError(f"{origin}: {called} is no {', '.join(FORMATS)} picture") from error
     except Exception as error:
         # Damaged files end a decoder in many ways: OSError, SyntaxError, ValueError, struct.error, …
         raise DataError(f"{origin}: {called} cannot be read: {' '.join(str(error).split())}") from error
+
+
+def _orientation(image: Image.Image) -> int:
+    """Return how the camera was held, from the head of the file; the library would decode all of it."""
+    exif = Image.Exif()
+    exif.load(image.info.get("exif") or b"")
+    value = exif.get(_ORIENTATION, 1)
+    return value if isinstance(value, int) else 1
 
 
 def _in_colour(image: Image.Image) -> Image.Image:

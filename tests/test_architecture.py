@@ -26,7 +26,7 @@ ALLOWED = {
     "diffusion": {"layout", "wire", "state", "learner", "tuning"},
     "view": {"core", "tape"},
     "sim": {"core", "tape", "learner"},
-    "fleet": {"state", "tape"},
+    "fleet": {"core", "state", "tape", "wire"},
     "cli": {
         "core",
         "tape",

@@ -1,0 +1,210 @@
+"""``python -m yeto.fleet.mirror push | restore``: a second home for a run, in a bucket or another folder.
+
+A rented machine takes its disk with it. So beside the syncer, and apart from it, a process copies what the
+syncer has made durable, whenever there is something new. It may lag; a syncer that goes on from what was
+copied is then some merges behind its learners, which roll back to it. What it never has is half of anything:
+see :mod:`yeto.fleet.mirror_set` for what is there, :mod:`yeto.fleet.mirror_push` for the order in which it
+gets there, and :mod:`yeto.fleet.mirror_restore` for the way back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Final, TypeVar
+
+from yeto.errors import ConfigError, YetoError
+from yeto.fleet.bucket import Bucket, StorageError
+from yeto.fleet.mirror_push import Pushed, Pusher
+from yeto.fleet.mirror_restore import restore
+from yeto.fleet.mirror_tape import TapeCut
+from yeto.storage import size_text
+from yeto.tape import printable
+
+T = TypeVar("T")
+
+INTERVAL_SECONDS: Final = 10.0
+"""Time between two looks at what is new: about what a machine that vanishes costs in merges."""
+
+WAIT_SECONDS_MAX: Final = 60.0
+"""Longest wait before a store that did not answer is asked again; it begins with one second and doubles."""
+
+LAST_TRIES: Final = 6
+"""Tries of the last push, and of a restore: half a minute of waiting in all."""
+
+PROG: Final = "python -m yeto.fleet.mirror"
+
+DESCRIPTION: Final = """Copy the checkpoint and the tape of a running syncer to a bucket, and bring them back.
+
+push copies whatever is new, again and again, until SIGTERM or Ctrl-C; then once more, and ends. restore
+brings the newest complete copy back where there is no checkpoint; with nothing to restore it says so and
+exits with 0, so that a machine that starts can always call it first.
+"""
+
+
+def build() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog=PROG, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("push", "restore"), help="copy there until stopped, or bring back")
+    parser.add_argument(
+        "--checkpoint", type=Path, required=True, metavar="FOLDER", help="the syncer's --checkpoint-path"
+    )
+    parser.add_argument(
+        "--event-tape", type=Path, required=True, metavar="FILE", help="the syncer's --event-tape"
+    )
+    parser.add_argument(
+        "--to",
+        required=True,
+        metavar="URI",
+        help="where the mirror is: s3://BUCKET/RUN, gs://BUCKET/RUN, ... (with fsspec's package for it), or "
+        "a folder; one place for one run",
+    )
+    parser.add_argument(
+        "--interval-s",
+        type=float,
+        default=INTERVAL_SECONDS,
+        metavar="SECONDS",
+        help=f"push: time between two looks at what is new (default: {INTERVAL_SECONDS:g})",
+    )
+    return parser
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Returns:
+        0 done (also with nothing to restore), 1 failed, 2 wrong usage.
+    """
+    options = build().parse_args(words)
+    try:
+        if not 0 < options.interval_s < float("inf"):
+            raise ConfigError(f"--interval-s {options.interval_s:g}: must be above 0")
+        bucket = Bucket(options.to)
+        if options.what == "restore":
+            return _restore(bucket, options.checkpoint, options.event_tape)
+        with _told_to_stop() as stop, _only_one(options.checkpoint):
+            pusher = Pusher(bucket, options.checkpoint, options.event_tape, _say)
+            return push_until(pusher, stop, options.interval_s)
+    except YetoError as error:
+        print(printable(f"yeto: {' '.join(str(error).split())}"), file=sys.stderr, flush=True)
+        return error.exit_code
+    except OSError as error:
+        print(f"yeto: {error}", file=sys.stderr, flush=True)
+        return 1
+
+
+def push_until(pusher: Pusher, stop: threading.Event, interval_seconds: float) -> int:
+    """Push whatever is new until ``stop`` is set, then a last time; return the exit code.
+
+    Raises:
+        YetoError: checkpoint or tape are damaged, somebody else writes there, the store will never take
+            anything, or the last push failed.
+    """
+    failures, done = 0, False
+    while True:
+        last = stop.is_set()
+        wait = interval_seconds
+        try:
+            pushed = pusher.push()
+            if pushed is not None:
+                _say(_words(pushed))
+            done, failures = done or pushed is not None, 0
+            if last:
+                return 0
+        except (StorageError, TapeCut) as error:
+            failures += 1
+            hopeless = isinstance(error, StorageError) and error.hopeless and not done
+            if hopeless or (last and failures >= LAST_TRIES):
+                raise
+            wait = _wait_seconds(failures)
+            _say(f"{error}; trying again in {wait:g} s")
+        if last:
+            threading.Event().wait(wait)
+        elif stop.wait(wait):
+            failures = 0
+
+
+def _restore(bucket: Bucket, checkpoint: Path, tape: Path) -> int:
+    restored = _patiently(lambda: restore(bucket, checkpoint, tape, _say))
+    if restored is not None:
+        index = restored.index
+        _say(
+            f"restored step {index.step} to {checkpoint} and {restored.records} records to {tape} "
+            f"(set {index.number} of {bucket.uri})"
+        )
+    return 0
+
+
+def _patiently(ask: Callable[[], T]) -> T:
+    """Ask a store, and ask again what it may answer later."""
+    for tries in range(1, LAST_TRIES):
+        try:
+            return ask()
+        except StorageError as error:
+            if error.hopeless:
+                raise
+            _say(f"{error}; trying again in {_wait_seconds(tries):g} s")
+            threading.Event().wait(_wait_seconds(tries))
+    return ask()
+
+
+def _wait_seconds(failures: int) -> float:
+    return float(min(WAIT_SECONDS_MAX, 2.0 ** (failures - 1)))
+
+
+def _words(pushed: Pushed) -> str:
+    index = pushed.index
+    return (
+        f"set {index.number}: step {index.step}, {size_text(index.tape_bytes)} of tape; {pushed.objects} "
+        f"objects of {size_text(pushed.bytes)} copied in {pushed.seconds:.1f} s"
+    )
+
+
+@contextmanager
+def _told_to_stop() -> Iterator[threading.Event]:
+    """Yield what is set by the first SIGTERM or Ctrl-C; the second one ends the process as usual."""
+    stop = threading.Event()
+
+    def heed(number: int, _: FrameType | None) -> None:
+        stop.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    before = {number: signal.signal(number, heed) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _only_one(checkpoint: Path) -> Iterator[None]:
+    """Hold the mirror of a checkpoint for this process.
+
+    Raises:
+        ConfigError: another process of this machine has it.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(f"{checkpoint}.mirror.lock", timeout=0)
+    try:
+        with lock:
+            yield
+    except Timeout:
+        raise ConfigError(f"{checkpoint}: another process mirrors it already") from None
+
+
+def _say(line: str) -> None:
+    print(printable(f"mirror: {line}"), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

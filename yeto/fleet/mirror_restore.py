@@ -1,0 +1,213 @@
+"""Restoring: the newest complete set of a mirror, onto a disk that has nothing of a run.
+
+Nothing gets its name before all of it is there and was checked: every digest of every fragment, the manifest,
+every segment of the tape, each of its lines, and that the tape tells of this very checkpoint. A set of which
+something is missing or damaged is passed over, and that is said, with the reason. Then the checkpoint folder
+is renamed first and the tape second; a restore that was cut off between the two ends its work at the next
+start.
+
+That there is nothing to restore is no error: it is how every run begins. That there is something and none of
+it can be used is one, because whoever began anew there would overwrite it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from attrs import frozen
+
+from yeto.errors import CheckpointError, TapeError
+from yeto.fleet.bucket import Bucket, StorageError
+from yeto.fleet.mirror_set import SETS, Index, Segment, fragment_object, index_numbers, read_index
+from yeto.state import Manifest, has_checkpoint
+from yeto.state.digested import stated_digest
+from yeto.state.fragmentfile import file_bytes, read_fragment
+from yeto.state.manifest import (
+    FRAGMENTS_FOLDER,
+    MANIFEST_BYTES_MAX,
+    ManifestFragment,
+    decode_manifest,
+    manifest_file,
+)
+from yeto.storage import sync_folder
+from yeto.tape import Header, Mark, find_past, read
+from yeto.wire.digest import digest
+
+
+@frozen(kw_only=True)
+class Restored:
+    """What was restored."""
+
+    index: Index
+    records: int
+    """Records of the tape."""
+    passed_over: tuple[str, ...]
+    """A sentence for each newer set that could not be used."""
+
+
+def restore(bucket: Bucket, checkpoint: Path, tape: Path, say: Callable[[str], None]) -> Restored | None:
+    """Restore the newest complete set.
+
+    Args:
+        bucket: the mirror.
+        checkpoint: where the checkpoint folder is to be.
+        tape: where the tape is to be.
+        say: gets a line for what a person should know.
+
+    Returns:
+        None when there is nothing to restore: no set was ever completed, or a run is there already.
+
+    Raises:
+        CheckpointError: there are sets and none can be used, or half of a run is in the way.
+        StorageError: the store refuses.
+    """
+    aside = _asides(checkpoint, tape)
+    if _is_occupied(checkpoint, tape, aside, say):
+        return None
+    numbers = index_numbers(bucket.sizes(SETS))
+    if not numbers:
+        say(f"{bucket.uri}: no set was ever completed here; there is nothing to restore")
+        return None
+    if tape.exists():
+        raise CheckpointError(
+            f"{tape}: is there without a checkpoint, and {bucket.uri} has one to restore; move the tape away"
+        )
+    passed_over: list[str] = []
+    for number in numbers:
+        _clear(*aside)
+        try:
+            index = read_index(bucket, number)
+            records = _fetch(bucket, index, *aside)
+        except (CheckpointError, TapeError, StorageError) as error:
+            if isinstance(error, StorageError) and not error.hopeless:
+                raise
+            passed_over.append(f"set {number} is passed over: {error}")
+            say(passed_over[-1])
+            continue
+        os.rename(aside[0], checkpoint)
+        sync_folder(checkpoint.absolute().parent)
+        _take_tape(aside[1], tape)
+        return Restored(index=index, records=records, passed_over=tuple(passed_over))
+    _clear(*aside)
+    raise CheckpointError(
+        f"{bucket.uri}: {len(numbers)} sets are there and none can be used: {'; '.join(passed_over)}"
+    )
+
+
+def _asides(checkpoint: Path, tape: Path) -> tuple[Path, Path]:
+    return checkpoint.with_name(f"{checkpoint.name}.restoring"), tape.with_name(f"{tape.name}.restoring")
+
+
+def _is_occupied(checkpoint: Path, tape: Path, aside: tuple[Path, Path], say: Callable[[str], None]) -> bool:
+    """Return whether there is a checkpoint already; ends what a restore that was cut off has begun.
+
+    Raises:
+        CheckpointError: something else has the name.
+    """
+    if not has_checkpoint(checkpoint):
+        if checkpoint.exists():
+            raise CheckpointError(f"{checkpoint}: is in the way and holds no checkpoint; move it away")
+        return False
+    if not tape.exists() and aside[1].exists() and not aside[0].exists():
+        _take_tape(aside[1], tape)
+        say(f"{tape}: the restore that was cut off is complete now")
+    else:
+        say(f"{checkpoint}: there is a checkpoint already; nothing is restored")
+    return True
+
+
+def _take_tape(aside: Path, tape: Path) -> None:
+    os.rename(aside, tape)
+    sync_folder(tape.absolute().parent)
+
+
+def _clear(folder: Path, tape: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+    tape.unlink(missing_ok=True)
+
+
+def _fetch(bucket: Bucket, index: Index, folder: Path, tape: Path) -> int:
+    """Bring a set here and check all of it; return the records of its tape.
+
+    Raises:
+        CheckpointError: something of the checkpoint is damaged, or the tape is not that of it.
+        TapeError: a line of the tape is.
+        StorageError: an object is missing, or the store refuses.
+    """
+    manifest, data = _manifest(bucket, index)
+    fragments = folder / FRAGMENTS_FOLDER
+    fragments.mkdir(parents=True)
+    for entry in manifest.fragments:
+        _fetch_fragment(bucket, entry, folder)
+    for name in (manifest_file(manifest.step), "manifest.json"):
+        (folder / name).write_bytes(data)
+        _sync(folder / name)
+    for place in (fragments, folder):
+        sync_folder(place)
+    tape.parent.mkdir(parents=True, exist_ok=True)
+    with tape.open("xb") as file:
+        for segment in index.segments:
+            file.write(_lines(bucket, segment))
+        file.flush()
+        os.fsync(file.fileno())
+    return _check_tape(tape, index, manifest)
+
+
+def _manifest(bucket: Bucket, index: Index) -> tuple[Manifest, bytes]:
+    name = index.manifest_object
+    data = bucket.get(name, MANIFEST_BYTES_MAX)
+    manifest = decode_manifest(data, f"{bucket.uri}/{name}")
+    if (manifest.step, stated_digest(data)) != (index.step, index.manifest_digest):
+        raise CheckpointError(f"{bucket.uri}/{name}: is another manifest than set {index.number} names")
+    return manifest, data
+
+
+def _fetch_fragment(bucket: Bucket, entry: ManifestFragment, folder: Path) -> None:
+    name = fragment_object(entry)
+    bucket.get_file(name, folder / entry.file, file_bytes(entry.numel))
+    try:
+        read_fragment(folder, entry)
+    except CheckpointError as error:
+        raise CheckpointError(f"{bucket.uri}/{name}: {error}") from error
+    _sync(folder / entry.file)
+
+
+def _lines(bucket: Bucket, segment: Segment) -> bytes:
+    data = bucket.get(segment.object, segment.bytes)
+    if len(data) != segment.bytes or digest(data) != segment.digest:
+        raise CheckpointError(f"{bucket.uri}/{segment.object}: is not the tape from byte {segment.start} on")
+    return data
+
+
+def _check_tape(tape: Path, index: Index, manifest: Manifest) -> int:
+    count, session = 0, None
+
+    def counted() -> object:
+        nonlocal count, session
+        for record in read(tape):
+            count += 1
+            if isinstance(record.body, Header):
+                session = record.body.session_id
+            yield record
+
+    digests = {entry.fragment: entry.params_digest for entry in manifest.fragments}
+    mark = Mark(step=manifest.step, digests=digests, seq=manifest.tape_seq)
+    if find_past(counted(), mark) is None:  # type: ignore[arg-type]
+        raise CheckpointError(f"the tape of set {index.number} does not tell of its checkpoint")
+    if session != index.session_id:
+        raise CheckpointError(
+            f"the tape of set {index.number} is of session {session}, not {index.session_id}"
+        )
+    return count
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -55,22 +55,25 @@ class HubError(Exception):
     """The hub cannot give what was asked for; the text says why and what to do."""
 
 
-def unreachable_hub(name: str, *, revision: str | None = None, repo_type: str = "model") -> str | None:
+def unreachable_hub(
+    name: str, *, revision: str | None = None, repo_type: str = "model", file: str = "config.json"
+) -> str | None:
     """Return why the hub cannot give ``name``, or None when it is worth asking it (or its cache).
 
     Args:
         name: of a repository on the hub.
         revision: branch, tag or commit.
         repo_type: ``model`` or ``dataset``.
+        file: what a model of its kind cannot be without.
     """
-    if constants.HF_HUB_OFFLINE or (repo_type == "model" and cached_commit(name, revision)):
+    if constants.HF_HUB_OFFLINE or (repo_type == "model" and cached_commit(name, revision, file)):
         return None
     return _no_way_to_it()
 
 
-def cached_commit(name: str, revision: str | None = None) -> str | None:
+def cached_commit(name: str, revision: str | None = None, file: str = "config.json") -> str | None:
     """Return the commit of a model that the hub's cache on this machine has for a revision."""
-    path = try_to_load_from_cache(name, "config.json", revision=revision)
+    path = try_to_load_from_cache(name, file, revision=revision)
     return Path(path).parent.name if isinstance(path, str) else None
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from attrs import frozen
@@ -63,7 +64,7 @@ def identify(model: str, revision: str | None = None, *, cache_folder: Path | No
     """
     if os.path.isdir(model):
         require_model(model)
-        return ModelIdentity(digest=_folder_digest(Path(model), cache_folder or _user_cache()))
+        return ModelIdentity(digest=_folder_digest(Path(model), cache_folder))
     # The hub's cache keeps a file under .../snapshots/<commit>/<file>.
     commit = fetched_commit(model, revision) or _settings_of_hub(model, revision).parent.name
     if len(commit) != 40:
@@ -104,6 +105,18 @@ def require_model(model: str, revision: str | None = None) -> None:
         if not os.path.isfile(os.path.join(model, "config.json")):
             raise ConfigError(f"--model {model}: not a model folder (needs config.json and weight files)")
         return
+    require_hub_id(model)
+    cause = unreachable_hub(model, revision=revision)
+    if cause is not None:
+        raise ConfigError(f"--model {model}: no such folder, and as a Hugging Face id: {cause}")
+
+
+def require_hub_id(model: str) -> None:
+    """Refuse a name that the hub could not be asked for.
+
+    Raises:
+        ConfigError: it is a path, or no name of the hub.
+    """
     # An id of the hub is NAME or OWNER/NAME.
     if model.startswith((".", "/", "~")) or model.count("/") > 1 or os.path.exists(model):
         raise ConfigError(f"--model {model}: no such folder")
@@ -112,9 +125,6 @@ def require_model(model: str, revision: str | None = None) -> None:
     except HFValidationError as error:
         # A path with a typing error, such as one with a slash at its end.
         raise ConfigError(f"--model {model}: no such folder, and no Hugging Face id") from error
-    cause = unreachable_hub(model, revision=revision)
-    if cause is not None:
-        raise ConfigError(f"--model {model}: no such folder, and as a Hugging Face id: {cause}")
 
 
 def check_model(model: str, revision: str | None = None) -> Path:
@@ -166,14 +176,19 @@ def _settings_of_hub(model: str, revision: str | None) -> Path:
     raise ConfigError(f"--model {model}: no such folder, and as a Hugging Face id: {cause}")
 
 
-def _folder_digest(folder: Path, cache_folder: Path) -> str:
-    files = sorted({path for pattern in _HASHED for path in folder.glob(pattern)})
-    if folder / "config.json" not in files or len(files) < 2:
-        raise ConfigError(f"--model {folder}: not a model folder (needs config.json and weight files)")
+def files_digest(folder: Path, files: Sequence[Path], cache_folder: Path | None = None) -> str:
+    """Return the BLAKE3 over names and contents of files below a folder, hex.
+
+    Args:
+        folder: named by the model.
+        files: in a fixed order; a file in the folder itself goes by its name, others by the way to them.
+        cache_folder: where digests are kept; None takes the user's cache folder.
+    """
+    cache_folder = cache_folder or _user_cache()
     key = blake3(str(folder.resolve()).encode())
     for path in files:
         status = path.stat()
-        key.update(f"\0{path.name}\0{status.st_size}\0{status.st_mtime_ns}".encode())
+        key.update(f"\0{path.relative_to(folder)}\0{status.st_size}\0{status.st_mtime_ns}".encode())
     kept = cache_folder / key.hexdigest()
     try:
         return kept.read_text(encoding="ascii")
@@ -182,7 +197,7 @@ def _folder_digest(folder: Path, cache_folder: Path) -> str:
     digest = blake3()
     for path in files:
         contents = blake3(max_threads=blake3.AUTO).update_mmap(path).digest()
-        digest.update(path.name.encode() + b"\0" + contents)
+        digest.update(str(path.relative_to(folder)).encode() + b"\0" + contents)
     result = digest.hexdigest()
     try:
         cache_folder.mkdir(parents=True, exist_ok=True)
@@ -197,3 +212,10 @@ def _folder_digest(folder: Path, cache_folder: Path) -> str:
 
 def _user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "yeto" / "models"
+
+
+def _folder_digest(folder: Path, cache_folder: Path | None) -> str:
+    files = sorted({path for pattern in _HASHED for path in folder.glob(pattern)})
+    if folder / "config.json" not in files or len(files) < 2:
+        raise ConfigError(f"--model {folder}: not a model folder (needs config.json and weight files)")
+    return files_digest(folder, files, cache_folder)

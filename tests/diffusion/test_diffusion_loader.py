@@ -14,7 +14,7 @@ from diffusion_rows import cached_row, write_pictures, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from yeto.diffusion import loader as loader_module
+from yeto.diffusion import stream as stream_module
 from yeto.diffusion.config import DiffusionConfig
 from yeto.diffusion.loader import ExampleLoader, first_row, heldout_examples
 from yeto.diffusion.values import RowNeeds
@@ -146,7 +146,7 @@ def test_pictures_and_latents_of_one_size_do_not_mix(tmp_path):
 def test_rows_that_are_heavy_themselves_make_smaller_windows(tmp_path, monkeypatch):
     config = settings_of(numbered(tmp_path, [64] * 20))
     assert {batch.position["window"] for batch in epoch_of(config)} == {0}
-    monkeypatch.setattr(loader_module, "HELD_BYTES_MAX", 4 * 256)
+    monkeypatch.setattr(stream_module, "HELD_BYTES_MAX", 4 * 256)
     found = epoch_of(config)
     assert [batch.position["window"] for batch in found] == [number // 4 for number in range(20)]
     assert sorted(int(name) for (name,) in prompts(found)) == list(range(20))
@@ -154,7 +154,7 @@ def test_rows_that_are_heavy_themselves_make_smaller_windows(tmp_path, monkeypat
 
 def test_many_shapes_that_fill_no_batch_are_told_once(tmp_path, caplog):
     widths = [1 + number % 10 for number in range(20)]
-    with caplog.at_level(logging.WARNING, "yeto.diffusion.loader"):
+    with caplog.at_level(logging.WARNING, "yeto.diffusion.stream"):
         taken(settings_of(numbered(tmp_path, widths), micro_batch_size=4), 40)
     (message,) = caplog.messages
     assert message.startswith("20 rows of up to 10 shapes at a time gave 10 batches, 2.0 rows in each instea")
@@ -162,7 +162,7 @@ def test_many_shapes_that_fill_no_batch_are_told_once(tmp_path, caplog):
 
 
 def test_one_shape_is_no_news(tmp_path, caplog):
-    with caplog.at_level(logging.WARNING, "yeto.diffusion.loader"):
+    with caplog.at_level(logging.WARNING, "yeto.diffusion.stream"):
         taken(settings_of(numbered(tmp_path, [1] * 5), micro_batch_size=4), 10)
     assert not caplog.messages
 

@@ -46,6 +46,42 @@ How near do the models come to what was published?
     yeto simulate --published
 """
 
+LAUNCH_EXAMPLES = """
+The whole way on this machine: a head and two islands as processes, one of which you may kill:
+
+    yeto launch --gpu local:1xcpu,local:1xcpu --model MODEL --data rows.jsonl --output result --name trial
+    yeto status trial
+    yeto logs trial island-0
+    yeto down trial
+
+The same on rented machines (pip install 'yeto[fleet]'; sky check says which clouds are set up). First see
+what would be done:
+
+    yeto launch --gpu aws:8xa100@us-east-2,runpod:8xh100 --model gemma4 --data rows.jsonl \\
+        --output s3://bucket/run --dry-run
+
+A head or a controller that is lost, a machine that was switched off:
+
+    yeto launch --resume trial
+"""
+
+SHAPE_EXAMPLES = """
+The fastest fleet for 60 dollars an hour, from a file of offers:
+
+    yeto shape --model gemma4 --budget 60 --offers offers.csv
+
+The cheapest that brings 5,000 TFLOPS to the model, from SkyPilot's catalogue:
+
+    yeto shape --model Qwen/Qwen3-32B --tuning full --flops 5000 --max-per-offer 2
+
+A file of offers has a line for each machine that can be had. price is dollars an hour of one machine with \
+count GPUs; quota counts the GPUs that its cloud, region and gpu may use together (nothing: no limit); score \
+is a placement score from 1 to 10 (nothing: unknown). One more column, host_memory in GB, may be there.
+
+    cloud,region,gpu,count,price,spot,quota,score
+    aws,us-east-2,a100-80gb,8,12.30,true,32,5
+"""
+
 
 def build() -> App:
     """Return the app with every command, none of them imported yet."""
@@ -93,6 +129,33 @@ def build() -> App:
         help_epilogue=SIMULATE_EXAMPLES,
         help_formatter="default",
     )
+    app.command(
+        "yeto.cli.launch:launch_command",
+        name="launch",
+        help="Train on a fleet: rented islands through SkyPilot, or islands on this machine.",
+        help_epilogue=LAUNCH_EXAMPLES,
+        help_formatter="default",
+    )
+    app.command(
+        "yeto.cli.logs:logs_command",
+        name="logs",
+        help="Print what the head or an island of a launched run says.",
+        help_formatter="default",
+    )
+    app.command(
+        "yeto.cli.down:down_command",
+        name="down",
+        help="End a launched run and give back every machine.",
+        help_formatter="default",
+    )
+    app.command(
+        "yeto.cli.shape:shape_command",
+        name="shape",
+        help="Choose the islands to rent: the fastest for a budget, or the cheapest for a speed.",
+        help_epilogue=SHAPE_EXAMPLES,
+        help_formatter="default",
+    )
+    app.command("yeto.cli.data:data_app", name="data", help="Prepare rows for training.")
     app.command("yeto.cli.checkpoint:checkpoint_app", name="checkpoint", help="Look into checkpoints.")
     app.command("yeto.cli.keys:keys_app", name="keys", help="Make keys and certificates.")
     return app

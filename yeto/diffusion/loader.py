@@ -162,10 +162,10 @@ def _first_row(config: DiffusionConfig, source: RowSource, reader: RowReader) ->
     if row is None:
         raise no_rows(config, config.data)
     reader.load(reader.plan(row))
-    return row_digest(row, _as_json)
+    return row_digest(row, as_json)
 
 
-def _as_json(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """Return words for what a table may hold and JSON cannot."""
     if isinstance(value, Image.Image):
         return [value.mode, *value.size, digest(value.tobytes())]

@@ -46,6 +46,7 @@ from yeto.text.stream import (
 )
 from yeto.text.tokenizer import load_tokenizer
 from yeto.tuning.beside import beside
+from yeto.tuning.progress import with_progress
 from yeto.tuning.rows import Cursor, Row, open_source
 from yeto.tuning.share import Share, data_seed, share_of
 
@@ -204,7 +205,7 @@ def preloaded(config: TextConfig, tokenizer: Any, position: Position) -> Iterato
     rows = source.rows(Cursor(), share_of(config).rows())
     if config.rank == 0:
         # One rank of an island shows it for all.
-        rows = _with_progress(rows)
+        rows = with_progress(rows, "tokenizing rows")
     encoded: list[Encoded] = []
     while some := list(islice(rows, ENCODE_ROWS)):
         encoded += encode(some)
@@ -231,15 +232,6 @@ class _Memory:
         for row in range(start.row, len(self._encoded)):
             if wanted is None or row in wanted:
                 yield Row(index=row, value={}, origin=f"row {row}", after=Cursor(row=row + 1))
-
-
-def _with_progress(rows: Iterator[Row]) -> Iterator[Row]:
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("tokenizing rows"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        yield from progress.track(rows)
 
 
 class _StreamDataset(IterableDataset[_Message]):

@@ -49,10 +49,13 @@ FUNCTIONS = [
 FLAG = re.compile(r"(?<![-\w])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*(?![-\w])")
 EVERYWHERE = {
     *("--config", "--debug", "--help", "--role", "--lora", "--frame-bytes-max"),
-    *("--nproc-per-node", "--pid"),
+    *("--nproc-per-node", "--nnodes", "--master-port", "--standalone", "--pid"),
+    *("--export-word", "--to", "--cluster", "--detach-run", "--endpoint", "--env", "--secret", "--yes"),
+    *("--all", "--output", "--refresh", "--status", "--no-follow", "--python", "--quiet"),
 }
 """Flags that are taken off the line before a command sees it, the name of a family (the --lora flags), what
-only a program says (to an SVD worker), and those of torchrun and py-spy."""
+only a program says (to an SVD worker, a fleet's head or its mirror), and those of torchrun, py-spy, SkyPilot
+and uv."""
 
 
 def packages():
@@ -80,7 +83,8 @@ def signature(dotted):
 def commands():
     """Return the app behind each command line."""
     found = {
-        f"yeto {name}": main.build()[name] for name in ("replay", "status", "report", "dashboard", "simulate")
+        f"yeto {name}": main.build()[name]
+        for name in ("replay", "status", "report", "dashboard", "simulate", "launch", "logs", "down")
     }
     found["yeto checkpoint inspect"] = checkpoint.checkpoint_app["inspect"]
     found["yeto keys new"] = keys.keys_app["new"]

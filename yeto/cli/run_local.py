@@ -109,7 +109,7 @@ def run_local_command(
         .config()
         .core
     )
-    _check_inputs(text)
+    check_inputs(text)
     _check_folder(flags)
 
     if flags.eval_data is None:
@@ -174,8 +174,12 @@ def merge_alpha(
     return flags.merge_alpha
 
 
-def _check_inputs(text: Any) -> None:
-    """Refuse a wrong name here, where it is one line, and not in a child that was started for it."""
+def check_inputs(text: Any) -> None:
+    """Refuse a wrong name here, where it is one line, and not in a child that was started for it.
+
+    Raises:
+        ConfigError: model, template or rows are not there, or cannot be what they are named as.
+    """
     from yeto.text.template_files import check_template
     from yeto.tuning.identity import check_model
     from yeto.tuning.rows import open_source

@@ -8,6 +8,7 @@ when something has changed.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -22,6 +23,8 @@ from yeto.view.json import moment_json
 from yeto.view.live import plain_line, screen, text
 from yeto.view.model import Moment
 
+TAPE = "./events.jsonl"
+"""Where a syncer puts its tape."""
 LOOK_SECONDS = 1.0
 """Time between two looks: often enough for eyes, and a look at what was added costs next to nothing."""
 LINE_SECONDS = 5.0
@@ -40,8 +43,12 @@ class Source(Protocol):
 
 def status_command(
     source: Annotated[
-        str, Parameter(help="The tape (events.jsonl), or the address of a dashboard (http://HOST:PORT).")
-    ] = "./events.jsonl",
+        str | None,
+        Parameter(
+            help="The tape (events.jsonl), the address of a dashboard (http://HOST:PORT), or the name of a "
+            "launched run. Default: ./events.jsonl if it is there, else all launched runs."
+        ),
+    ] = None,
     /,
     *,
     once: Annotated[bool, Parameter(negative=(), help="Show the present moment and end.")] = False,
@@ -61,11 +68,32 @@ def status_command(
     Works on a run that goes on, one that ended, one that was cut off, and on a copy of the tape elsewhere. A
     tape that is not there yet is waited for. Ctrl-C ends the looking, never the run.
     """
+    if source is None:
+        if not Path(TAPE).exists():
+            from yeto.cli.runs import print_runs
+
+            return print_runs(as_json=as_json)
+        source = TAPE
     is_url = source.startswith(("http://", "https://"))
     if token_file is not None and not is_url:
         raise ConfigError(f"--token-file {token_file} goes with the address of a dashboard, not with a tape")
     if webhook is not None and once:
         raise ConfigError("--webhook needs to keep looking, and --once does not")
+    if not is_url and "." not in source and os.sep not in source:
+        # Only now: a tape needs nothing of the registry's room.
+        from yeto.cli.runs import present, print_rented, run_named
+
+        run = run_named(source)
+        if run is not None and not run.launch().is_local:
+            return print_rented(run, as_json=as_json)
+        if run is not None:
+            state = present(run)
+            source = str(run.tape)
+            if not as_json:
+                print(f"{run.name}: {state.phase}: {state.why}")
+                if (once or state.over) and not run.tape.exists():
+                    return 0
+            once = once or state.over
     seen = _remote(source, token_file) if is_url else _tape(Path(source))
     try:
         if once:

@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import trio
@@ -26,7 +27,7 @@ LIVED_SECONDS = 600.0
 """A child that ran for so long could live: accidents before that are not counted any more."""
 
 RELAUNCH_SECONDS = 1.0
-"""Pause before a child is started again, so that a crash loop does not eat the machine."""
+"""Pause before a child is started again, doubled each time, so that a crash loop does not eat the machine."""
 
 LOG_TAIL_BYTES = 4096
 """How much of a log's end is searched for the line that says why a child failed."""
@@ -39,21 +40,23 @@ class Child:
         self,
         name: str,
         command: Sequence[str],
-        log: Path,
+        log: Path | None,
         *,
         folder: Path | None = None,
         speaks_as: str | None = None,
         death_signal: signal.Signals = signal.SIGTERM,
+        keep_variables: Collection[str] = (),
     ) -> None:
         """Describe the child; nothing runs before ``start``.
 
         Args:
             name: what the user calls it.
             command: words after ``python -m``.
-            log: file that its stdout and stderr are appended to.
+            log: file that its stdout and stderr are appended to; None is where its parent's go.
             folder: where it runs; None is where its parent runs.
             speaks_as: what its own lines begin with, if not with its name.
             death_signal: what it gets when its parent dies (on Linux).
+            keep_variables: variables of the environment that begin with YETO_ and that it gets all the same.
         """
         self.name = name
         self.log = log
@@ -62,6 +65,7 @@ class Child:
         self._folder = folder
         self._speaks_as = speaks_as or name
         self._death_signal = death_signal
+        self._keep_variables = frozenset(keep_variables)
         self._started_at = 0.0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -74,7 +78,7 @@ class Child:
         if command is not None:
             self._command = list(command)
         self._started_at = time.monotonic()
-        with self.log.open("ab") as log:
+        with nullcontext() if self.log is None else self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._words(),
                 stdin=subprocess.DEVNULL,
@@ -83,7 +87,11 @@ class Child:
                 cwd=self._folder,
                 start_new_session=True,
                 # The parent has read its own YETO_* and passes on what the child is to know.
-                env={name: value for name, value in os.environ.items() if not name.startswith("YETO_")},
+                env={
+                    name: value
+                    for name, value in os.environ.items()
+                    if not name.startswith("YETO_") or name in self._keep_variables
+                },
             )
 
     @property
@@ -129,11 +137,12 @@ class Child:
             self.relaunches = 0
         if self.relaunches == RELAUNCHES_MAX:
             raise YetoError(
-                f"{self.name} died {RELAUNCHES_MAX + 1} times; its log is {self.log} "
+                f"{self.name} died {RELAUNCHES_MAX + 1} times{self._where()} "
                 "(out of memory is the usual cause: try a smaller --micro-batch-size or --seq-len)"
             )
         self.relaunches += 1
-        await trio.sleep(RELAUNCH_SECONDS)
+        # Twice as long each time: what keeps it from living may pass.
+        await trio.sleep(RELAUNCH_SECONDS * 2 ** (self.relaunches - 1))
         self.start(command)
 
     def failure(self, code: int) -> YetoError:
@@ -142,8 +151,7 @@ class Child:
         own = f"{self._speaks_as}: "
         said = [line for line in self._log_tail() if line.startswith(("yeto: ", own))]
         why = said[-1].removeprefix("yeto: ").removeprefix(own) if said else f"exit code {code}"
-        why += f"; its log is {self.log}"
-        error = YetoError(f"{self.name}: {why}")
+        error = YetoError(f"{self.name}: {why}{self._where()}")
         error.exit_code = code if code > 0 else 1
         return error
 
@@ -151,7 +159,12 @@ class Child:
         parent = [str(os.getpid()), str(int(self._death_signal))]
         return [sys.executable, "-m", "yeto.fleet.child", *parent, *self._command]
 
+    def _where(self) -> str:
+        return "" if self.log is None else f"; its log is {self.log}"
+
     def _log_tail(self) -> list[str]:
+        if self.log is None:
+            return []
         with self.log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
             return log.read().decode("utf-8", "replace").splitlines()

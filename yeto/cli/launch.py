@@ -1,0 +1,331 @@
+"""``yeto launch``: a fleet from one line, on rented machines or on this one, watched until it is done."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import attrs
+from attrs import frozen
+from cyclopts import Group, Parameter
+
+from yeto.cli.passing import flags_without, to_words
+from yeto.cli.run_learner import LearnerFlags
+from yeto.cli.run_local import DEFAULT_MERGES, LEARNER_LEFT_OUT, SYNCER_LEFT_OUT, check_inputs
+from yeto.cli.run_syncer import SyncerFlags
+from yeto.errors import ConfigError
+from yeto.fleet.grammar import Island, join_islands, parse_islands
+from yeto.fleet.launch import Launch, check_name, is_remote, local_path, require_one_kind
+from yeto.fleet.models import resolve_model
+from yeto.fleet.registry import Run, create_run, find_run, runs_folder
+
+_LAUNCH = Group("This launch", sort_key=-1)
+
+SyncerPart: Any = flags_without(
+    SyncerFlags,
+    SYNCER_LEFT_OUT | {"http_port", "http_host", "http_token_file", "record_payloads"},
+    name="SyncerPart",
+    group="Syncer",
+)
+LearnerPart: Any = flags_without(
+    LearnerFlags,
+    (LEARNER_LEFT_OUT - {"shard", "rank_timeout", "merge_alpha"}) | {"chat_template", "device"},
+    name="LearnerPart",
+    group="Learner",
+)
+
+
+@Parameter(name="*", group=_LAUNCH)
+@frozen(kw_only=True)
+class LaunchFlags:
+    """Which islands, what they train, and where the result goes."""
+
+    gpu: str | None = None
+    """The islands, one entry each: cloud:[NODESx]COUNTxGPU[@region], such as
+    aws:8xa100@us-east-2,runpod:8xh100; local:1xcpu is one on this machine."""
+    model: str | None = None
+    """Hugging Face id, an alias that yeto shape knows, or a local model folder."""
+    data: str | None = None
+    """Rows to train on: a data set id, a file, a folder, or a URL. What is on this machine travels along."""
+    output: str | None = None
+    """Where the verified result goes: a folder, or a URI such as s3://bucket/run (for rented islands)."""
+    eval_data: str | None = None
+    """Held-out rows, a source as --data."""
+    chat_template: str | None = None
+    """File with a chat template to use instead of the tokenizer's."""
+    total_steps: int | None = None
+    """Global steps (merges of one fragment) of the run. Default: 8 times --fragments."""
+    name: str | None = None
+    """What the run is called in yeto status, logs and down. Default: made of the model's name."""
+    mirror: str | None = None
+    """Where checkpoint and tape are copied to all the time, so that a head that is lost comes back. Default:
+    --output with /mirror; on this machine nowhere."""
+    resume: Annotated[str | None, Parameter(help="Go on with this run as it was launched.")] = None
+    dry_run: Annotated[bool, Parameter(negative=())] = False
+    """Write the tasks to ./NAME-tasks and print every command; start and rent nothing."""
+    detach: Annotated[bool, Parameter(negative=())] = False
+    """Come back as soon as the run is started; yeto status NAME shows it then."""
+    head_infra: str | None = None
+    """Where the head is rented: cloud, or cloud/region. Default: the cheapest place that SkyPilot knows."""
+    head_memory_gb: int | None = None
+    """Memory of the head's machine. Default: what the export of the model needs, 16 at least."""
+    disk_gb: int | None = None
+    """Disk of every machine. Default: what the model needs, 256 at least."""
+    verify: bool = True
+    """Load the result back at the end and compare it with the base model; needs the model's size as memory
+    of the head."""
+
+
+def launch_command(
+    *,
+    flags: LaunchFlags = LaunchFlags(),
+    syncer: Annotated[SyncerPart, Parameter(name="*")] = SyncerPart(),  # noqa: B008 - frozen
+    learner: Annotated[LearnerPart, Parameter(name="*")] = LearnerPart(),  # noqa: B008 - frozen
+) -> int:
+    """Train on islands: rent them through SkyPilot, or start them here (local:), and export the result.
+
+    The head (a small machine with the syncer) and every island are started on their own, and come back on
+    their own. Ctrl-C ends the watching, never the run. Exit codes: 0 done (or detached), 1 failed, 2 wrong
+    usage, 3 an island never confirmed the result, 4 stopped before the end.
+    """
+    if flags.resume is not None:
+        return _resume(flags, flags.resume)
+    launch = make_launch(flags, syncer, learner)
+    if flags.dry_run:
+        return _dry_run(launch)
+    if not launch.is_local:
+        from yeto.fleet.skypilot import sky_program
+
+        # Before a name is taken.
+        sky_program()
+    run = create_run(runs_folder(os.environ), launch, secrets.token_hex(32) + "\n")
+    print(f"{launch.name}: {launch.islands}, {_steps(launch)}; everything is in {run.folder}", flush=True)
+    return _start(run, launch, detach=flags.detach)
+
+
+def make_launch(flags: LaunchFlags, syncer: Any, learner: Any) -> Launch:
+    """Return what the flags launch; nothing is written or asked of a cloud.
+
+    Raises:
+        ConfigError: a flag is missing, impossible, or contradicts another one.
+    """
+    for flag, value in (("--gpu", flags.gpu), ("--model", flags.model), ("--data", flags.data)):
+        if value is None:
+            raise ConfigError(f"{flag} is missing (see yeto launch --help)")
+    assert flags.gpu is not None
+    assert flags.model is not None
+    assert flags.data is not None
+    if flags.output is None:
+        raise ConfigError("--output is missing: the folder or URI that the result goes to")
+    islands = parse_islands(flags.gpu)
+    require_one_kind(islands)
+    here = islands[0].is_local
+    model = resolve_model(flags.model)
+    settings = LearnerFlags(
+        **{"syncer": "127.0.0.1:1", "model": model, "data": flags.data, "eval_data": flags.eval_data}
+        | {"chat_template": flags.chat_template, "num_learners": len(islands)}
+        | {field.name: getattr(learner, field.name) for field in attrs.fields(LearnerPart)}
+    )
+    settings.learner_config()
+    text = settings.text_config()
+    total_steps = flags.total_steps or DEFAULT_MERGES * settings.fragments
+    core = (
+        SyncerFlags(
+            learners=len(islands),
+            total_steps=total_steps,
+            **{field.name: getattr(syncer, field.name) for field in attrs.fields(SyncerPart)},
+        )
+        .config()
+        .core
+    )
+    name = check_name(flags.name or _made_up(flags.model))
+    output = _output(flags.output, here=here)
+    if here or local_path(model) is not None:
+        check_inputs(text)
+    _require_files(flags, here=here)
+    memory_gb, disk_gb = (0, 0) if here else _machine_sizes(flags, model)
+    return Launch(
+        name=name,
+        islands=join_islands(islands),
+        model=_named(model),
+        data=_named(flags.data),
+        output=output,
+        eval_data=None if flags.eval_data is None else _named(flags.eval_data),
+        chat_template=None if flags.chat_template is None else _named(flags.chat_template),
+        quorum=core.quorum,
+        syncer_words=(f"--total-steps={total_steps}", *to_words(syncer)),
+        learner_words=tuple(to_words(learner)),
+        export_words=(
+            *([] if learner.model_revision is None else [f"--model-revision={learner.model_revision}"]),
+            *(["--trust-remote-code"] if learner.trust_remote_code else []),
+            *([] if flags.verify else ["--no-verify"]),
+        ),
+        mirror=flags.mirror or (None if here else f"{output.rstrip('/')}/mirror"),
+        head_infra=flags.head_infra,
+        head_memory_gb=memory_gb,
+        disk_gb=disk_gb,
+        torch_threads=_threads(islands) if here else None,
+    )
+
+
+def _made_up(model: str) -> str:
+    """Return a name for a run: letters of the model's, and four that make it the only one."""
+    letters = "".join(letter for letter in Path(model).name.lower() if letter.isascii() and letter.isalnum())
+    return f"{(letters.lstrip('0123456789') or 'run')[:16]}-{secrets.token_hex(2)}"
+
+
+def _output(text: str, *, here: bool) -> str:
+    if is_remote(text):
+        return text
+    if not here:
+        raise ConfigError(
+            f"--output {text}: a folder of this machine, which a rented head cannot reach; "
+            "name a URI such as s3://bucket/run"
+        )
+    path = Path(text.removeprefix("file://")).expanduser().absolute()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigError(f"--output {text} is there and not empty; name another folder or remove it")
+    return str(path)
+
+
+def _named(text: str) -> str:
+    """Return an input as every process of the run can find it: absolute, if it is of this machine."""
+    path = local_path(text)
+    return text if path is None else str(path)
+
+
+def _require_files(flags: LaunchFlags, *, here: bool) -> None:
+    """Refuse a path of this machine that is not there; what may be an id is for its reader to find."""
+    for flag, value in (("--data", flags.data), ("--eval-data", flags.eval_data)):
+        looks_local = value is not None and value.startswith((".", "/", "~"))
+        if value is not None and not here and looks_local and local_path(value) is None:
+            raise ConfigError(f"{flag} {value}: there is no such file or folder on this machine")
+    if flags.chat_template is not None and local_path(flags.chat_template) is None:
+        raise ConfigError(f"--chat-template {flags.chat_template}: there is no such file")
+
+
+def _machine_sizes(flags: LaunchFlags, model: str) -> tuple[int, int]:
+    """Return memory of the head and disk of every machine, in GB."""
+    from yeto.fleet.models import model_size
+
+    memory, disk = flags.head_memory_gb, flags.disk_gb
+    if memory is None or disk is None:
+        try:
+            weights_gb = model_size(model).weights_gb
+        except ConfigError as error:
+            raise ConfigError(f"{error}; or give --head-memory-gb and --disk-gb") from None
+        # The export holds the model once, and the syncer what is trained; the disk holds what is downloaded
+        # beside what is loaded of it.
+        memory = memory or max(16, int(weights_gb * (1.25 if flags.verify else 0.25)) + 8)
+        disk = disk or max(256, int(weights_gb * 2.5) + 100)
+    return memory, disk
+
+
+def _threads(islands: tuple[Island, ...]) -> int:
+    return max(1, (os.cpu_count() or 1) // sum(island.ranks for island in islands))
+
+
+def _steps(launch: Launch) -> str:
+    return f"{launch.syncer_words[0].partition('=')[2]} global steps"
+
+
+def _start(run: Run, launch: Launch, *, detach: bool) -> int:
+    if launch.is_local:
+        from yeto.cli.launch_follow import follow
+        from yeto.fleet.detached import start_controller
+
+        start_controller(run)
+        if detach:
+            print(come_back(run.name))
+            return 0
+        return follow(run)
+    from yeto.fleet.registry import FAILED, RUNNING
+    from yeto.fleet.skypilot import launch_all
+    from yeto.fleet.tasks import installed_software, make_tasks
+
+    tasks = make_tasks(launch, run, installed_software(), os.environ)
+    run.tasks.mkdir(exist_ok=True)
+    for task in tasks:
+        (run.tasks / f"{task.name}.yaml").write_text(task.text, encoding="utf-8")
+    try:
+        launch_all(run, tasks, lambda line: print(line, flush=True))
+    except BaseException as error:
+        # Ctrl-C, too: what was rented so far costs money and is known by name.
+        run.change(
+            phase=FAILED, why=f"the launch was not finished: {error or type(error).__name__}", exit_code=1
+        )
+        print(
+            f"yeto: the launch of {run.name} was not finished; yeto launch --resume {run.name} goes on, "
+            f"yeto down {run.name} gives back what was rented",
+            file=sys.stderr,
+        )
+        raise
+    run.change(phase=RUNNING, why="the head and every island were handed to SkyPilot", exit_code=None)
+    print(f"the result will be in {launch.output}\n{come_back(run.name)}")
+    return 0
+
+
+def _resume(flags: LaunchFlags, name: str) -> int:
+    given = [
+        f"--{field.name.replace('_', '-')}"
+        for field in attrs.fields(LaunchFlags)
+        if field.name not in ("resume", "detach") and getattr(flags, field.name) != field.default
+    ]
+    if given:
+        raise ConfigError(
+            f"--resume {name} goes on with the run as it was launched; leave out {', '.join(given)}"
+        )
+    from yeto.fleet.detached import present_state
+    from yeto.fleet.registry import DONE
+
+    run = find_run(runs_folder(os.environ), name)
+    launch = run.launch()
+    state = present_state(run) if launch.is_local else run.state()
+    if state.phase == DONE:
+        raise ConfigError(f"--resume {name}: the run is over: {state.why}")
+    return _start(run, launch, detach=flags.detach)
+
+
+def come_back(name: str) -> str:
+    """Return how to see a run again."""
+    return f"yeto status {name}   yeto logs {name}   yeto down {name}"
+
+
+def _dry_run(launch: Launch) -> int:
+    from yeto.fleet.commands import HERE, head_command, island_command
+    from yeto.fleet.launch import island_name
+
+    islands = range(len(launch.parsed()))
+    if launch.is_local:
+        print("# each in a folder of its own; islands as soon as the head is ready")
+        for words in (head_command(launch, HERE), *(island_command(launch, i, HERE) for i in islands)):
+            print(shlex.join(["python", "-m", *words]))
+        return 0
+    from yeto.fleet import skypilot
+    from yeto.fleet.tasks import installed_software, make_tasks
+
+    # Written as the launch would, but for the folder: the name is not taken.
+    run = Run(folder=runs_folder(os.environ) / launch.name)
+    tasks = make_tasks(launch, run, installed_software(), os.environ)
+    folder = Path(f"{launch.name}-tasks")
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise ConfigError(f"--dry-run: cannot make the folder {folder}: {error.strerror}") from error
+    paths = [folder / f"{task.name}.yaml" for task in tasks]
+    for task, path in zip(tasks, paths, strict=True):
+        path.write_text(task.text, encoding="utf-8")
+    print(f"# a key is made at the launch and lies in {run.key}")
+    print(shlex.join(["sky", *skypilot.launch_head_words(launch.name, tasks[0], paths[0])]))
+    print(
+        shlex.join(["sky", *skypilot.endpoint_words(launch.name)])
+        + "   # HOST:PORT of the head, for the islands"
+    )
+    for number in islands:
+        words = skypilot.launch_island_words(launch.name, tasks[number + 1], paths[number + 1], "HOST:PORT")
+        print(shlex.join(["sky", *words]) + f"   # {island_name(number)}: {launch.parsed()[number]}")
+    return 0

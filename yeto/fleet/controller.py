@@ -1,0 +1,286 @@
+"""``python -m yeto.fleet.controller RUN``: keeps the head and the islands of a run on this machine alive.
+
+It is to such a run what SkyPilot is to a rented one, and like that it trains nothing and decides nothing
+about the training. What dies by accident is started again with the words it had: an island rejoins with the
+same id, a head goes on from its files at the same port. What says that it cannot go on is not. The run
+lasts as long as the islands that are left make a quorum.
+
+It belongs to no terminal, so everything it knows is in the registry: how far the run is, and which processes
+there are. SIGTERM ends the run in order: the head first, so that it writes a checkpoint, then the islands.
+When it is killed itself, the kernel tells its children (on Linux), which end in order, too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import trio
+from attrs import evolve
+from filelock import FileLock, Timeout
+
+from yeto.errors import YetoError
+from yeto.fleet.children import Child
+from yeto.fleet.commands import ADDRESS, HERE, KEY, READY, head_command, island_command
+from yeto.fleet.head import ENDED, STOPPED
+from yeto.fleet.launch import island_name
+from yeto.fleet.processes import RUN_VARIABLE, Process, written_down
+from yeto.fleet.registry import DONE, FAILED, LAUNCHING, RUNNING, STOPPING, Run, RunState, now, write_secret
+from yeto.state.strict import NotStrict, parse_json
+
+FAREWELL_SECONDS = 90.0
+"""How long islands may take to save and leave once the head is done: more than their own wait for it."""
+HEAD_SECONDS = 90.0
+"""Longest time that a head has to end in order: several times what its syncer may take."""
+STOP_SECONDS = 15.0
+"""The same for an island, whose work is in the checkpoint already."""
+LOOK_SECONDS = 0.05
+"""Between two looks for the head's sign that learners can connect."""
+
+WRONG_USAGE = 2
+
+
+class Controller:
+    """The processes of one run, and what is known of them."""
+
+    def __init__(self, run: Run) -> None:
+        """Read what was launched; nothing runs before ``run``.
+
+        Raises:
+            YetoError: the registry's file cannot be read.
+        """
+        self._run = run
+        self._launch = run.launch()
+        islands = len(self._launch.parsed())
+        self._head = Child("head", (), run.log("head"), folder=run.head, speaks_as="head")
+        self._islands = [
+            Child(
+                island_name(number),
+                island_command(self._launch, number, HERE),
+                run.log(island_name(number)),
+                folder=run.island(number),
+                speaks_as=f"learner {number}",
+            )
+            for number in range(islands)
+        ]
+        self._failed: dict[str, YetoError] = {}
+        self._stopping = False
+        self._state = RunState(phase=LAUNCHING, why="the head is starting", changed=now())
+
+    async def run(self) -> RunState:
+        """Keep the run alive to its end; return its last state."""
+        own = written_down("controller", os.getpid())
+        assert own is not None, "we run"
+        self._note(controller=own)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._heed_signals)
+                code = await self._live()
+                nursery.cancel_scope.cancel()
+            last = self._verdict(code)
+        except* YetoError as group:
+            failure: BaseException = group
+            while isinstance(failure, BaseExceptionGroup):
+                failure = failure.exceptions[0]
+            last = {"phase": FAILED, "why": str(failure), "exit_code": getattr(failure, "exit_code", 1)}
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._head.stop(HEAD_SECONDS)
+                for child in self._islands:
+                    child.send_signal(signal.SIGTERM)
+                for child in self._islands:
+                    await child.stop(STOP_SECONDS)
+        self._note(children=(), **last)
+        return self._state
+
+    async def _live(self) -> int:
+        ended = await self._start_head()
+        if ended is not None:
+            return ended
+        async with trio.open_nursery() as nursery:
+            for number, child in enumerate(self._islands):
+                self._give_address(number)
+                child.start()
+                nursery.start_soon(self._keep_island, number, child)
+            if not self._stopping:
+                self._note(phase=RUNNING, why=f"the head and {len(self._islands)} islands are up")
+            code = await self._keep_head()
+            if code in ENDED:
+                with trio.move_on_after(FAREWELL_SECONDS):
+                    for child in self._islands:
+                        await child.wait()
+            self._stopping = True
+            nursery.cancel_scope.cancel()
+        return code
+
+    async def _start_head(self) -> int | None:
+        """Start the head; return once learners can connect, with its exit code if it has ended before."""
+        self._head.start(head_command(self._launch, HERE))
+        self._note()
+        # A port of an earlier start may be another program's by now; this one is told when it is bound.
+        began = self._ready_at()
+        while self._ready_at() in (None, began):
+            if not self._head.running:
+                code = await self._head.wait()
+                if self._stopping or code == STOPPED:
+                    return STOPPED
+                if code in ENDED:
+                    # Of a run that was over: there was only the result to make anew.
+                    return code
+                if code > 0:
+                    raise self._head.failure(code)
+                self._say(f"the head was killed by signal {-code}; starting it again")
+                await self._head.relaunch()
+                self._note()
+            await trio.sleep(LOOK_SECONDS)
+        return None
+
+    async def _keep_head(self) -> int:
+        while True:
+            code = await self._head.wait()
+            if code in (*ENDED, STOPPED):
+                return code
+            if self._stopping and code < 0:
+                return STOPPED
+            if code > 0:
+                raise self._head.failure(code)
+            self._say(f"the head was killed by signal {-code}; starting it again from its files")
+            await self._head.relaunch()
+            self._note()
+            if self._stopping:
+                self._head.send_signal(signal.SIGTERM)
+
+    async def _keep_island(self, number: int, child: Child) -> None:
+        while True:
+            self._note()
+            code = await child.wait()
+            if code in ENDED or self._stopping:
+                return
+            try:
+                if code == WRONG_USAGE:
+                    raise child.failure(code)
+                died = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+                self._say(f"{child.name} {died}; starting it again")
+                await child.relaunch()
+            except YetoError as error:
+                self._give_up(child, error)
+                return
+
+    def _give_up(self, child: Child, error: YetoError) -> None:
+        """Go on without an island; fail when too few are left for any round.
+
+        Raises:
+            YetoError: they are.
+        """
+        self._failed[child.name] = error
+        left = len(self._islands) - len(self._failed)
+        if left < self._launch.quorum:
+            raise error
+        self._note(why=f"{left} islands go on without {', '.join(sorted(self._failed))}: {error}")
+        self._say(f"{error}; {left} islands go on")
+
+    def _give_address(self, number: int) -> None:
+        """Tell an island where the head is; it stays there."""
+        path = self._run.head / READY
+        try:
+            ready = parse_json(path.read_bytes())
+            address = f"{HERE.host}:{int(ready['port'])}"
+        except (OSError, NotStrict, KeyError, TypeError, ValueError):
+            # The head was stopped before it was ready: the island is about to be, too.
+            address = f"{HERE.host}:1"
+        (self._run.island(number) / ADDRESS).write_text(address + "\n", encoding="ascii")
+
+    def _ready_at(self) -> int | None:
+        try:
+            return (self._run.head / READY).stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
+
+    def _verdict(self, code: int) -> dict[str, Any]:
+        """Return the last state of a run whose head ended by itself."""
+        if code == STOPPED:
+            why = f"stopped before the final cut; yeto launch --resume {self._run.name} goes on"
+            return {"phase": "stopped", "why": why, "exit_code": code}
+        why = f"the result is in {self._launch.output}"
+        if self._failed:
+            why += f"; without {', '.join(sorted(self._failed))}"
+        if code != 0:
+            why += "; some island never confirmed that it holds it"
+        return {"phase": DONE, "why": why, "exit_code": code}
+
+    def _note(self, **changes: Any) -> None:
+        """Write down how far the run is, and which processes it has now."""
+        children = []
+        for child in (self._head, *self._islands):
+            process: Process | None = written_down(child.name, child.pid) if child.running else None
+            children += [] if process is None else [process]
+        known: dict[str, Any] = {"children": tuple(children), "changed": now()}
+        self._state = evolve(self._state, **(known | changes))
+        self._run.write_state(self._state)
+
+    def _say(self, line: str) -> None:
+        print(line, flush=True)
+
+    async def _heed_signals(self) -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for _ in signals:
+                if self._stopping:
+                    for child in (self._head, *self._islands):
+                        child.send_signal(signal.SIGKILL)
+                    continue
+                self._stopping = True
+                self._say("stopping: the head writes a checkpoint first")
+                self._note(phase=STOPPING, why="the head writes a checkpoint, then the islands end")
+                self._head.send_signal(signal.SIGTERM)
+
+
+def prepare(run: Run) -> None:
+    """Make the folders of head and islands, each with its copy of the key."""
+    launch, key = run.launch(), run.key.read_text(encoding="ascii")
+    logs = run.head / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    write_secret(run.head / KEY, key)
+    for number in range(len(launch.parsed())):
+        folder = run.island(number)
+        folder.mkdir(exist_ok=True)
+        write_secret(folder / KEY, key)
+        # The views look for what learners say beside the tape.
+        beside = logs / f"learner-{number}.jsonl"
+        if not beside.is_symlink():
+            beside.symlink_to(folder / "learner.jsonl")
+
+
+def clear_finished(run: Run) -> None:
+    """Remove what learners keep of a session that was over, so that a resumed run can use them again."""
+    for number in range(len(run.launch().parsed())):
+        state = run.island(number) / "state"
+        if (state / "done.json").exists():
+            shutil.rmtree(state)
+
+
+def main(words: list[str]) -> int:
+    """Be the controller of the run in a folder; return the run's exit code."""
+    run = Run(folder=Path(words[0]))
+    os.environ[RUN_VARIABLE] = str(run.folder)
+    try:
+        with FileLock(run.controller_lock, timeout=0):
+            prepare(run)
+            clear_finished(run)
+            state = trio.run(Controller(run).run)
+    except Timeout:
+        print(f"yeto: {run.name}: another controller runs it", file=sys.stderr)
+        return 1
+    except YetoError as error:
+        print(f"yeto: {error}", file=sys.stderr)
+        run.change(phase=FAILED, why=str(error), exit_code=error.exit_code)
+        return error.exit_code
+    print(f"{state.phase}: {state.why}", flush=True)
+    return state.exit_code or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

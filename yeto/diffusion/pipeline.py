@@ -144,7 +144,7 @@ def load_parts(found: Found, wanted: Collection[str], dtype: Any) -> Any:
     try:
         pipeline = diffusers.DiffusionPipeline.from_pretrained(
             str(found.folder),
-            torch_dtype=dtype,
+            dtype=dtype,
             local_files_only=True,
             trust_remote_code=found.trust_remote_code,
             **found.others_than(wanted),

@@ -47,6 +47,12 @@ class Plan:
         """Every island, as ``--gpu`` names them."""
         return tuple(part.shape.island for part in self.parts for _ in range(part.islands))
 
+    @property
+    def on_demand(self) -> tuple[int, ...]:
+        """The numbers, from 0, of those islands whose offers are not spot."""
+        spot = [part.shape.offer.is_spot for part in self.parts for _ in range(part.islands)]
+        return tuple(number for number, is_spot in enumerate(spot) if not is_spot)
+
 
 @frozen(kw_only=True)
 class Answer:

@@ -56,10 +56,16 @@ def cache_latents(
         str, Parameter(help="cpu, cuda, cuda:1, …; auto takes an accelerator when there is one.")
     ] = "auto",
 ) -> int:
-    """Encode images and prompts once, so that training loads neither image encoder nor text encoders.
+    """Encode images and prompts once; training then loads no encoders.
 
-    Writes shards of tensors and rows.jsonl, which points at them. The same command goes on after an
-    interruption, and adds what was added to the rows; shards whose rows and files did not change are kept.
+    Writes shards of tensors, and rows.jsonl, which points at them:
+
+    yeto data cache-latents --model MODEL --data rows.jsonl --output cache
+
+    yeto run --role learner --task diffusion --model MODEL --data cache/rows.jsonl …
+
+    The same command goes on after an interruption, and adds what was added
+    to the rows: shards whose rows and files did not change are kept.
     """
     silence_libraries()
     from yeto.diffusion.pipeline import require_diffusers

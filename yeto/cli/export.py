@@ -12,6 +12,20 @@ from cyclopts import App, Parameter
 
 from yeto import __version__
 from yeto.cli.common import run_app, sigterm_unwinds
+from yeto.cli.export_flags import (
+    CheckpointFlag,
+    JsonFlag,
+    LookaheadFlag,
+    LoraAlphaFlag,
+    LoraRFlag,
+    LoraTargetsFlag,
+    ModelFlag,
+    ModelRevisionFlag,
+    OutputDirFlag,
+    OverwriteFlag,
+    TrustRemoteCodeFlag,
+    VerifyFlag,
+)
 from yeto.cli.quiet import silence_libraries
 
 HELP = """Write the model that a checkpoint holds: a PEFT adapter folder, or a model folder.
@@ -23,41 +37,27 @@ tuning, except --model when the model was a local folder.
 
 def export_command(
     *,
-    checkpoint: Annotated[
-        Path, Parameter(help="Checkpoint folder, one of its manifests, or an older single file.")
-    ] = Path("yeto-state.ckpt"),
-    output_dir: Annotated[Path, Parameter(help="Folder to write; must not exist without --overwrite.")],
-    model: Annotated[str | None, Parameter(help="Base model: folder or Hugging Face id.")] = None,
-    model_revision: Annotated[str | None, Parameter(help="Commit, tag or branch of the id.")] = None,
-    trust_remote_code: Annotated[
-        bool, Parameter(negative="", help="Run code that comes with the model.")
-    ] = False,
+    checkpoint: CheckpointFlag = Path("yeto-state.ckpt"),
+    output_dir: OutputDirFlag,
+    model: ModelFlag = None,
+    model_revision: ModelRevisionFlag = None,
+    trust_remote_code: TrustRemoteCodeFlag = False,
     tuning: Annotated[
         str | None, Parameter(help="lora or full, if the checkpoint does not state it.")
     ] = None,
-    lora_r: Annotated[int | None, Parameter(help="Adapter rank, if not stated.")] = None,
-    lora_alpha: Annotated[int | None, Parameter(help="Adapter alpha, if not stated.")] = None,
-    lora_targets: Annotated[str | None, Parameter(help="As given to the learners, if not stated.")] = None,
+    lora_r: LoraRFlag = None,
+    lora_alpha: LoraAlphaFlag = None,
+    lora_targets: LoraTargetsFlag = None,
     merged: Annotated[
         bool, Parameter(negative="", help="Fold the adapter into the base model; write the whole model.")
     ] = False,
-    verify: Annotated[bool, Parameter(help="Load the result back and compare it with the base.")] = True,
-    overwrite: Annotated[
-        bool, Parameter(negative="", help="Replace an existing --output-dir at the very end.")
-    ] = False,
+    verify: VerifyFlag = True,
+    overwrite: OverwriteFlag = False,
     dtype: Annotated[
         str, Parameter(help="Weights of a model folder: auto (the base's), f32 or bf16.")
     ] = "auto",
-    lookahead: Annotated[
-        str,
-        Parameter(
-            help="Before its closing sweep, a run with stock momentum stores a point ahead of itself: "
-            "remove that look-ahead, or keep it."
-        ),
-    ] = "remove",
-    json_: Annotated[
-        bool, Parameter(name="--json", negative="", help="Print the outcome as JSON on stdout.")
-    ] = False,
+    lookahead: LookaheadFlag = "remove",
+    json_: JsonFlag = False,
 ) -> int:
     """Write the model that a checkpoint holds."""
     silence_libraries()

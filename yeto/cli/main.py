@@ -164,9 +164,10 @@ def build() -> App:
 def main(tokens: Sequence[str] | None = None) -> None:
     """Entry point of the ``yeto`` script; exits with the command's code."""
     words = sys.argv[1:] if tokens is None else tokens
-    if words[:1] == ["export"]:
+    if words[:1] in (["export"], ["diffusion-export"]):
         # A program of its own; the nearest command by its letters would be "report".
-        sys.exit(fail(ConfigError("the command is yeto-export, in one word (see yeto-export --help)")))
+        program = f"yeto-{words[0]}"
+        sys.exit(fail(ConfigError(f"the command is {program}, in one word (see {program} --help)")))
     # A role reads its own flags, and its own table of the --config file.
     sys.exit(run_app(build, words, passing_on=("run",)))
 

@@ -84,7 +84,7 @@ def commands():
     """Return the app behind each command line."""
     found = {
         f"yeto {name}": main.build()[name]
-        for name in ("replay", "status", "report", "dashboard", "simulate", "launch", "logs", "down")
+        for name in ("replay", "status", "report", "dashboard", "simulate", "shape", "launch", "logs", "down")
     }
     found["yeto checkpoint inspect"] = checkpoint.checkpoint_app["inspect"]
     found["yeto keys new"] = keys.keys_app["new"]

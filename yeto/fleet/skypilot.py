@@ -82,8 +82,8 @@ def sky_program() -> str:
     Raises:
         ConfigError: it is not installed.
     """
-    beside = Path(sys.executable).with_name("sky")
-    found = str(beside) if beside.exists() else shutil.which("sky")
+    # In the environment of this Python also when that is not activated.
+    found = shutil.which("sky") or shutil.which("sky", path=str(Path(sys.executable).parent))
     if found is None:
         raise ConfigError(
             "--gpu: rented islands need SkyPilot, which is not installed: pip install 'yeto[fleet]'"

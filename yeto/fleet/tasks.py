@@ -13,7 +13,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-import attrs
 from attrs import field, frozen
 
 import yeto
@@ -105,8 +104,6 @@ def make_tasks(launch: Launch, run: Run, software: Software, environ: Mapping[st
 def _head(launch: Launch, run: Run, software: Software, secrets: tuple[str, ...]) -> Task:
     inputs = _Inputs(launch.model)
     place = Place(host="0.0.0.0", port=PORT, input=inputs.there)
-    stores = {_STORES.get(uri.partition("://")[0]) for uri in (launch.output, launch.mirror or "")}
-    extra = tuple(sorted(store for store in stores if store))
     resources = {
         **({} if launch.head_infra is None else {"infra": launch.head_infra}),
         "cpus": "4+",
@@ -116,16 +113,15 @@ def _head(launch: Launch, run: Run, software: Software, secrets: tuple[str, ...]
         "ports": PORT,
         "autostop": {"idle_minutes": HEAD_IDLE_MINUTES, "down": True},
     }
-    run_text = _script(*_BEGIN, _python(head_command(launch, place)))
     return _task(
         "head",
         {
             "name": f"{launch.name}-head",
             "resources": resources,
             "file_mounts": _mounts(run, software, inputs),
-            "secrets": list(secrets),
-            "setup": _setup(attrs.evolve(software, requirements=(*software.requirements, *extra))),
-            "run": run_text,
+            "secrets": dict.fromkeys(secrets),
+            "setup": _setup(software, (launch.output, launch.mirror)),
+            "run": _script(*_BEGIN, _python(head_command(launch, place))),
         },
         secrets,
     )
@@ -163,8 +159,8 @@ def _island(launch: Launch, number: int, run: Run, software: Software, secrets: 
             "resources": resources,
             "envs": {ADDRESS_VARIABLE: None},
             "file_mounts": _mounts(run, software, inputs),
-            "secrets": list(secrets),
-            "setup": _setup(software),
+            "secrets": dict.fromkeys(secrets),
+            "setup": _setup(software, (launch.data, launch.eval_data)),
             "run": run_text,
         },
         secrets,
@@ -200,12 +196,14 @@ _BEGIN: Final = (
 )
 
 
-def _setup(software: Software) -> str:
+def _setup(software: Software, places: tuple[str | None, ...]) -> str:
+    stores = {_STORES.get((place or "").partition("://")[0]) for place in places}
+    wanted = [*software.requirements, *sorted(store for store in stores if store)]
     return _script(
         "command -v uv || python3 -m pip install --quiet uv",
         f"[ -x {PYTHON} ] || uv venv --python {PYTHON_VERSION} {PYTHON.removesuffix('/bin/python')}",
         # Not resolved here: a machine takes the build of torch that fits its accelerators.
-        f"uv pip install --quiet --python {PYTHON} {shlex.join(software.requirements)}",
+        f"uv pip install --quiet --python {PYTHON} {shlex.join(wanted)}",
     )
 
 

@@ -1,32 +1,16 @@
 """Synthetic checkpoints of real models: what a syncer would write after some rounds."""
 
 import torch
-from attrs import evolve
+from made_checkpoints import NUM_FRAGMENTS, write_made
 
-from yeto.layout import build_layout, tensor_slices
-from yeto.state import Checkpoint, FragmentVersion, LedgerEntry, write_checkpoint
-from yeto.state.manifest import version_at
 from yeto.text.model import load_model
 from yeto.text.task import TextTask
 from yeto.text.tokenizer import load_tokenizer
-from yeto.wire import TrainingManifest, digest, layout_fingerprint
 
-NUM_FRAGMENTS = 3
+__all__ = ["NUM_FRAGMENTS", "make_checkpoint"]
 
 
-def make_checkpoint(
-    folder,
-    config,
-    *,
-    step=4,
-    noise=0.05,
-    manifest=True,
-    pattern="binpack",
-    merge="rda",
-    momentum_noise=0.0,
-    lookaheads=(None,) * NUM_FRAGMENTS,
-    settings=None,
-):
+def make_checkpoint(folder, config, *, noise=0.05, **made):
     """Write a checkpoint whose tensors are the model's own plus noise; return those tensors by name."""
     task = TextTask(config, load_model(config), load_tokenizer(config))
     generator = torch.Generator().manual_seed(7)
@@ -34,41 +18,5 @@ def make_checkpoint(
         name: p.detach() + noise * torch.randn(p.shape, generator=generator)
         for name, p in task.trainable_parameters().items()
     }
-    layout = build_layout(
-        {name: tuple(t.shape) for name, t in tensors.items()},
-        fragments=NUM_FRAGMENTS,
-        pattern=pattern,
-        matrix_merge=merge,
-    )
-    stated = TrainingManifest(binding=task.binding(), merge_alpha=0.5, layout=layout)
-    fragments = []
-    for place, part in enumerate(layout.fragments):
-        params = torch.zeros(part.numel)
-        for piece in tensor_slices(part):
-            params[piece.start : piece.stop] = tensors[piece.tensor.name].flatten()
-        momentum = momentum_noise * torch.randn(part.numel, generator=generator)
-        fragments.append(
-            FragmentVersion(
-                fragment=place,
-                version=version_at(step, place, len(layout.fragments)),
-                params=params,
-                momentum=momentum,
-                params_digest=digest(params.numpy()),
-                momentum_digest=digest(momentum.numpy()),
-                lookahead=lookaheads[place],
-            )
-        )
-    checkpoint = Checkpoint(
-        step=step,
-        fragments=tuple(fragments),
-        layout=evolve(layout),
-        ledger=(LedgerEntry(learner=0, merges=step, c_steps=40, c_tokens=4000),),
-        settings={"quorum": 2} if settings is None else settings,
-        dtype="bf16",
-        iso_backend="scalar",
-        fingerprint=layout_fingerprint(layout).hex(),
-        contract=stated.contract().hex(),
-        training_manifest=stated.to_dict() if manifest else None,
-    )
-    write_checkpoint(folder, checkpoint)
+    write_made(folder, tensors, task.binding(), generator=generator, **made)
     return tensors

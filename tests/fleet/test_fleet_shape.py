@@ -4,6 +4,7 @@ import json
 import shlex
 
 import pytest
+import yaml
 
 from yeto.cli.main import main
 from yeto.cli.shape_simulate import LEARNER_STEPS
@@ -102,6 +103,36 @@ def test_islands_that_are_not_spot_are_named_in_the_line(planned):
     islands = plan["gpu"].split(",")
     assert islands.index("lambda:8xh100@us-east-1") == 2
     assert plan["launch"].endswith("--on-demand 2")
+
+
+def test_the_line_is_one_that_launches(planned, tmp_path, monkeypatch, capsys):
+    words = ("--model", "gemma4", "--budget", "200", "--max-per-offer", "1", "--tuning", "full")
+    line = (
+        planned(*words)["plan"]["launch"].replace("DATA", "owner/rows").replace("OUTPUT", "s3://bucket/run")
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("YETO_RUNS_DIR", str(tmp_path / "runs"))
+    with pytest.raises(SystemExit) as end:
+        main([*shlex.split(line)[1:], "--name", "trial", "--dry-run"])
+    assert not end.value.code, capsys.readouterr().err
+    tasks = [yaml.safe_load(path.read_text()) for path in sorted((tmp_path / "trial-tasks").glob("island-*"))]
+    found = [(task["resources"]["infra"], task["num_nodes"], task["resources"]["use_spot"]) for task in tasks]
+    assert found == [
+        ("aws/us-east-2", 1, True),
+        ("aws/us-east-2", 1, True),
+        ("lambda/us-east-1", 1, False),
+        ("runpod/CA", 1, True),
+    ]
+
+
+@pytest.mark.parametrize("text", ["3", "0,", "x", "-1", ""])
+def test_islands_on_demand_that_are_not_there_are_refused(text, capsys):
+    islands = "aws:8xa100,aws:8xa100,aws:8xa100"
+    words = ["--gpu", islands, "--model", "gemma4", "--data", "owner/rows", "--output", "s3://bucket/run"]
+    with pytest.raises(SystemExit) as end:
+        main(["launch", *words, f"--on-demand={text}", "--dry-run"])
+    assert end.value.code == 2
+    assert f"--on-demand {text}: say all, or numbers of islands from 0 to 2" in capsys.readouterr().err
 
 
 def test_flags_of_the_training_reach_the_memory_and_the_line(planned):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shlex
 import sys
@@ -69,6 +70,8 @@ class LaunchFlags:
     """Write the tasks to ./NAME-tasks and print every command; start and rent nothing."""
     detach: Annotated[bool, Parameter(negative=())] = False
     """Come back as soon as the run is started; yeto status NAME shows it then."""
+    on_demand: str | None = None
+    """Numbers of islands, from 0, that are rented on demand instead of spot: 0,2; or all."""
     head_infra: str | None = None
     """Where the head is rented: cloud, or cloud/region. Default: the cheapest place that SkyPilot knows."""
     head_memory_gb: int | None = None
@@ -164,12 +167,29 @@ def make_launch(flags: LaunchFlags, syncer: Any, learner: Any) -> Launch:
             *(["--trust-remote-code"] if learner.trust_remote_code else []),
             *([] if flags.verify else ["--no-verify"]),
         ),
+        on_demand=_on_demand(flags.on_demand, len(islands), here=here),
         mirror=flags.mirror or (None if here else f"{output.rstrip('/')}/mirror"),
         head_infra=flags.head_infra,
         head_memory_gb=memory_gb,
         disk_gb=disk_gb,
         torch_threads=_threads(islands) if here else None,
     )
+
+
+def _on_demand(text: str | None, islands: int, *, here: bool) -> tuple[int, ...]:
+    """Return the numbers of the islands that --on-demand names."""
+    if text is None:
+        return ()
+    if here:
+        raise ConfigError("--on-demand: local: islands are not rented")
+    if text == "all":
+        return tuple(range(islands))
+    words = [word.strip() for word in text.split(",")]
+    if not all(re.fullmatch("[0-9]{1,3}", word) and int(word) < islands for word in words):
+        raise ConfigError(
+            f"--on-demand {text}: say all, or numbers of islands from 0 to {islands - 1}, such as 0,2"
+        )
+    return tuple(sorted({int(word) for word in words}))
 
 
 def _made_up(model: str) -> str:

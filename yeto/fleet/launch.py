@@ -47,6 +47,8 @@ class Launch:
     """Flags of every learner beyond its place and inputs."""
     export_words: tuple[str, ...] = ()
     """Flags of the export beyond checkpoint, model and folder."""
+    on_demand: tuple[int, ...] = ()
+    """Numbers of the islands that are rented on demand; the others are spot machines."""
     mirror: str | None = None
     """Where checkpoint and tape are copied to while the run goes on."""
     head_infra: str | None = None

@@ -135,7 +135,7 @@ def _island(launch: Launch, number: int, run: Run, software: Software, secrets: 
     resources = {
         "infra": island.cloud + ("" if island.region is None else f"/{island.region}"),
         "accelerators": f"{island.gpu.name}:{island.count}",
-        "use_spot": True,
+        "use_spot": number not in launch.on_demand,
         "disk_size": launch.disk_gb,
         "job_recovery": {"max_restarts_on_errors": RESTARTS_MAX},
     }

@@ -7,6 +7,7 @@ drawn from the random state that training uses.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,27 @@ LatentShape = tuple[int, int, int]
 
 class NotTaken(Exception):
     """The pipeline, or its denoiser, does not take these latents or this prompt; the text says why."""
+
+
+def words_of(pipeline: Any) -> frozenset[str]:
+    """Return the names of what a pipeline can be called with."""
+    return frozenset(inspect.signature(type(pipeline).__call__).parameters)
+
+
+def pixels_per_latent(pipeline: Any, name: str) -> int:
+    """Return how many pixels of an image, along one side, become one latent.
+
+    Raises:
+        ConfigError: the pipeline, which ``name`` is ``--model`` of, does not say.
+    """
+    for word in ("vae_scale_factor", "vae_scale_factor_spatial"):
+        factor = getattr(pipeline, word, None)
+        if isinstance(factor, int):
+            return factor
+    raise ConfigError(
+        f"--model {name}: {type(pipeline).__name__} does not say how much smaller than images latents are; "
+        "use another pipeline"
+    )
 
 
 class Call:
@@ -128,10 +150,11 @@ class Asking:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        """Take a pipeline over; it is of no other use afterwards.
+        """Prepare; the pipeline stays as it is.
 
         Args:
-            pipeline: with its VAE, of which the settings are kept and not the weights; without text encoders.
+            pipeline: with its VAE, if that is at hand, of which only the settings are kept; without text
+                encoders.
             denoisers: part name to module.
             scheduler: takes the place of the pipeline's.
             name: ``--model``, for errors.
@@ -143,42 +166,26 @@ class Asking:
         """
         self.kind = type(pipeline).__name__
         self.scheduler = scheduler
-        self._pipeline = pipeline
+        # A copy with the same parts, of which some are replaced: past the pipeline's own setter, which would
+        # note them as parts to be saved.
+        self._pipeline = pipeline = copy.copy(pipeline)
         self._device, self._dtype = device, dtype
         self._stand_ins = {part: _StandIn(one, device, dtype) for part, one in denoisers.items()}
-        # Past the pipeline's own setter, which would note these as parts to be saved.
         for part, stand_in in self._stand_ins.items():
             object.__setattr__(pipeline, part, stand_in)
         vae = getattr(pipeline, VAE, None)
         if vae is not None:
             object.__setattr__(pipeline, VAE, SimpleNamespace(config=vae.config, dtype=dtype))
         object.__setattr__(pipeline, SCHEDULER, scheduler)
-        self._words = frozenset(inspect.signature(type(pipeline).__call__).parameters)
+        self._words = words_of(pipeline)
         if "prompt_embeds" not in self._words:
             raise ConfigError(
                 f"--model {name}: {self.kind} does not take a prompt's embeddings, so it cannot be trained; "
                 "use a pipeline from text to image"
             )
         self._mask_word = next((word for word in MASK_WORDS if word in self._words), None)
-        factors = (getattr(pipeline, word, None) for word in ("vae_scale_factor", "vae_scale_factor_spatial"))
-        factor = next((factor for factor in factors if isinstance(factor, int)), None)
-        if factor is None:
-            raise ConfigError(
-                f"--model {name}: {self.kind} does not say how much smaller than images latents are; "
-                "use another pipeline"
-            )
-        self.pixels_per_latent: int = factor
+        self.pixels_per_latent: int = pixels_per_latent(pipeline, name)
         """Pixels of an image, along one side, of one latent."""
-
-    @property
-    def takes_mask(self) -> bool:
-        """Whether the pipeline takes a mask of the prompt's tokens."""
-        return self._mask_word is not None
-
-    @property
-    def takes_pooled(self) -> bool:
-        """Whether the pipeline takes a pooled prompt."""
-        return POOLED_WORD in self._words
 
     @property
     def packing(self) -> Callable[..., Tensor] | None:
@@ -250,7 +257,7 @@ class Asking:
         """Put prompts together; shorter ones are filled up at their end, if a mask can say so."""
         longest = max(len(one.prompt_embeds) for one in conditioning)
         width = conditioning[0].prompt_embeds.shape[1]
-        if not self.takes_mask and any(len(one.prompt_embeds) != longest for one in conditioning):
+        if self._mask_word is None and any(len(one.prompt_embeds) != longest for one in conditioning):
             raise NotTaken(
                 "prompts of different lengths are in one batch, and this pipeline has no mask to tell them "
                 "apart; use --micro-batch-size 1"
@@ -264,7 +271,7 @@ class Asking:
             embeds[place, :tokens] = one.prompt_embeds
             mask[place, :tokens] = 1 if one.mask is None else one.mask.to(torch.int64)
         pooled = None
-        if self.takes_pooled:
+        if POOLED_WORD in self._words:
             vectors = [one.pooled for one in conditioning if one.pooled is not None]
             if len(vectors) != len(conditioning):
                 raise NotTaken("this pipeline takes a pooled prompt, and there is none")

@@ -125,12 +125,13 @@ def load_parts(found: Found, wanted: Collection[str], dtype: Any) -> Any:
     Args:
         found: the pipeline.
         wanted: names of its parts; the others are None in the result.
-        dtype: of the weights.
+        dtype: of the weights; those of the VAE are float32.
 
     Raises:
         ConfigError: it does not load.
     """
     import diffusers
+    import torch
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
 
@@ -144,7 +145,7 @@ def load_parts(found: Found, wanted: Collection[str], dtype: Any) -> Any:
     try:
         pipeline = diffusers.DiffusionPipeline.from_pretrained(
             str(found.folder),
-            dtype=dtype,
+            dtype={"default": dtype, VAE: torch.float32} if VAE in wanted else dtype,
             local_files_only=True,
             trust_remote_code=found.trust_remote_code,
             **found.others_than(wanted),

@@ -20,10 +20,6 @@ from attrs import frozen
 
 from yeto.errors import ConfigError, YetoError
 
-PLACES_MAX = 10**7
-"""Largest weight of the last objectives, which put several columns into one number: far below what doubles
-hold exactly."""
-
 
 @frozen(kw_only=True)
 class Row:
@@ -53,15 +49,15 @@ def choose(
         return () if all(_holds(row, ()) for row in rows) else None
     held = [_reduced_row(row) for row in rows]
     nothing = [0] * len(caps)
-    count = 0
+    found: tuple[int, ...] = ()
     for objective in [*objectives, [1] * len(caps)]:
         reduced = _reduced(objective)
-        found = _minimise(reduced, nothing, caps, held)
-        if found is None:
+        best = _minimise(reduced, nothing, caps, _Limits.of(held))
+        if best is None:
             return None
-        held.append(Row(coefficients=reduced, high=_sum(reduced, found)))
-        count = sum(found)
-    return _first_in_order(caps, held, count)
+        held.append(Row(coefficients=reduced, high=_sum(reduced, best)))
+        found = best
+    return _first_in_order(caps, _Limits.of(held), found)
 
 
 def least(caps: Sequence[int], rows: Sequence[Row], objective: Sequence[int]) -> int | None:
@@ -69,56 +65,89 @@ def least(caps: Sequence[int], rows: Sequence[Row], objective: Sequence[int]) ->
     if not caps:
         return 0 if all(_holds(row, ()) for row in rows) else None
     held = [_reduced_row(row) for row in rows]
-    found = _minimise(_reduced(objective), [0] * len(caps), caps, held)
+    found = _minimise(_reduced(objective), [0] * len(caps), caps, _Limits.of(held))
     return None if found is None else _sum(objective, found)
 
 
-def _first_in_order(caps: Sequence[int], rows: Sequence[Row], count: int) -> tuple[int, ...]:
-    """Return, of all choices of ``count`` things that hold, the one whose columns are largest in their order.
+def _first_in_order(caps: Sequence[int], limits: _Limits, found: tuple[int, ...]) -> tuple[int, ...]:
+    """Return, of all choices that hold, the one whose columns are largest in their order.
 
-    Several columns are asked for at a time, as the digits of one number. Once ``count`` is reached, the rest
-    is 0: the rows allow no more, and no choice has fewer.
+    All of them have as many things as ``found``, which is one of them: fewer would have been better, and the
+    limits allow no more. So the work is done when the columns before some place have as many.
+
+    Args:
+        caps: most of each column.
+        limits: what every choice has to keep, the best of every objective among it.
+        found: one of these choices.
     """
-    base = max(caps) + 1
-    width = max(1, int(math.log(PLACES_MAX, max(base, 2))))
     lows, highs = [0] * len(caps), list(caps)
-    for start in range(0, len(caps), width):
-        if sum(lows[:start]) == count:
-            break
-        columns = range(start, min(start + width, len(caps)))
-        weights = [0] * len(caps)
-        for place, column in enumerate(reversed(columns)):
-            weights[column] = -(base**place)
-        found = _minimise(weights, lows, highs, rows)
-        if found is None:
-            raise YetoError("the solver lost the answer that it had; ask with fewer offers")
-        for column in columns:
-            lows[column] = highs[column] = found[column]
+    start = 0
+    while sum(lows) < sum(found):
+        first = next(column for column in range(start, len(caps)) if found[column])
+        if first > start:
+            # Is there a choice with something before it? The earlier, the better.
+            weights = [0] * len(caps)
+            weights[start:first] = range(start - first, 0)
+            earlier = _again(weights, lows, highs, limits)
+            if any(earlier[start:first]):
+                found = earlier
+                continue
+            highs[start:first] = [0] * (first - start)
+        if found[first] < highs[first]:
+            found = _again([-(column == first) for column in range(len(caps))], lows, highs, limits)
+        lows[first] = highs[first] = found[first]
+        start = first + 1
     return tuple(lows)
 
 
+def _again(
+    objective: Sequence[int], lows: Sequence[int], highs: Sequence[int], limits: _Limits
+) -> tuple[int, ...]:
+    """Return a best choice where there is known to be one."""
+    found = _minimise(objective, lows, highs, limits)
+    if found is None:
+        raise YetoError("the solver lost the answer that it had; ask with fewer offers")
+    return found
+
+
+@frozen(kw_only=True, eq=False)
+class _Limits:
+    """Rows, for the solver too."""
+
+    rows: tuple[Row, ...]
+    constraint: Any
+    """Of scipy; None without rows."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> _Limits:
+        try:
+            import numpy as np
+            from scipy.optimize import LinearConstraint
+            from scipy.sparse import csr_array
+        except ImportError as error:
+            raise ConfigError("a plan needs scipy: pip install 'yeto[fleet]'") from error
+        constraint = None
+        if rows:
+            constraint = LinearConstraint(
+                csr_array(np.array([row.coefficients for row in rows], dtype=np.float64)),
+                np.array([-np.inf if row.low is None else row.low for row in rows], dtype=np.float64),
+                np.array([np.inf if row.high is None else row.high for row in rows], dtype=np.float64),
+            )
+        return cls(rows=tuple(rows), constraint=constraint)
+
+
 def _minimise(
-    objective: Sequence[int], lows: Sequence[int], highs: Sequence[int], rows: Sequence[Row]
+    objective: Sequence[int], lows: Sequence[int], highs: Sequence[int], limits: _Limits
 ) -> tuple[int, ...] | None:
     """Return a best choice by one objective, verified; None when there is none at all."""
-    try:
-        import numpy as np
-        from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import csr_array
-    except ImportError as error:
-        raise ConfigError("a plan needs scipy: pip install 'yeto[fleet]'") from error
-    limits: Any = None
-    if rows:
-        limits = LinearConstraint(
-            csr_array(np.array([row.coefficients for row in rows], dtype=np.float64)),
-            np.array([-np.inf if row.low is None else row.low for row in rows], dtype=np.float64),
-            np.array([np.inf if row.high is None else row.high for row in rows], dtype=np.float64),
-        )
+    import numpy as np
+    from scipy.optimize import Bounds, milp
+
     answer = milp(
         np.array(objective, dtype=np.float64),
         integrality=np.ones(len(highs)),
         bounds=Bounds(np.array(lows, dtype=np.float64), np.array(highs, dtype=np.float64)),
-        constraints=limits,
+        constraints=limits.constraint,
         options={"mip_rel_gap": 0.0},
     )
     if answer.status == 2:
@@ -128,7 +157,7 @@ def _minimise(
     chosen = tuple(round(value) for value in answer.x)
     exact = (
         all(low <= value <= high for low, value, high in zip(lows, chosen, highs, strict=True))
-        and all(_holds(row, chosen) for row in rows)
+        and all(_holds(row, chosen) for row in limits.rows)
         # Any other choice differs by at least 1.
         and _sum(objective, chosen) - answer.mip_dual_bound < 0.5
     )

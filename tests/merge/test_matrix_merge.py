@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from yeto.errors import MergeError
-from yeto.merge import PushInput, isotropic, merge_fragment
+from yeto.merge import PushInput, commit_fragment, isotropic, matrices, merge_fragment
 from yeto.merge.blocks import BLOCK
 from yeto.merge.matrices import MatrixMerge
+from yeto.merge.reduction import reduce_into
 from yeto.wire.codecs import by_name
 from yeto.wire.layout import FragmentLayout, MergeMode, TensorSpec
 
@@ -50,6 +51,36 @@ def test_the_same_bits_in_any_order(order):
     assert torch.equal(merged.gradient, expected.gradient)
     assert (merged.norm, merged.finite, merged.corrected) == (expected.norm, True, expected.corrected)
     assert merged.corrected == (0,)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_digests_of_a_matrix_merge_are_those_of_one_call(dtype):
+    momentum, given = pushes(dtype)
+    base = random(4)
+    merge = MatrixMerge(given, LAYOUT, momentum, mu=0.9, threads=2)
+    for place in reversed(merge.matrices):
+        merge.put(place, isotropic(merge.average(place)))
+    there, here = (
+        commit_fragment(base.clone(), momentum, merged, lr=0.7, mu=0.9, sweep=False)
+        for merged in (merge_fragment(given, LAYOUT, momentum, mu=0.9), merge.finish())
+    )
+    assert (here.params_digest, here.momentum_digest) == (there.params_digest, there.momentum_digest)
+
+
+def test_a_matrix_costs_what_it_costs_however_many_others_there_are(monkeypatch):
+    momentum, given = pushes()
+    handed = []
+
+    def reducing(out, sources, momentum, tensors, cut, **how):
+        handed.append((len(tensors), cut.tensors))
+        return reduce_into(out, sources, momentum, tensors, cut, **how)
+
+    monkeypatch.setattr(matrices, "reduce_into", reducing)
+    merge = MatrixMerge(given, LAYOUT, momentum, mu=0.9)
+    for place in merge.matrices:
+        merge.put(place, merge.average(place))
+    merge.finish()
+    assert handed == [(1, 1)] * len(SHAPES)
 
 
 def test_what_is_not_there_or_does_not_fit_is_named():

@@ -57,6 +57,17 @@ class TestPlan:
             [1, BLOCK + 3, BLOCK + 7],
         ]
 
+    @pytest.mark.parametrize("sizes", [(5,) * 40, (BLOCK - 1, 2, 0, 2 * BLOCK + 1, 3)])
+    def test_one_tensor_is_cut_as_among_the_others(self, sizes):
+        cut = plan(sizes)
+        before = cut.pieces.tolist()
+        for tensor in range(len(sizes)):
+            alone = cut.one(tensor)
+            assert alone.tensors == 1
+            assert alone.pieces.tolist() == [[0, *piece[1:]] for piece in before if piece[0] == tensor]
+            assert alone.blocks == cut.only([tensor]).blocks
+        assert cut.pieces.tolist() == before, "plans are shared"
+
     def test_some_tensors_only(self):
         cut = plan((3, 4, 5)).only([0, 2])
         assert cut.pieces.tolist() == [[0, 0, 3], [2, 7, 12]]

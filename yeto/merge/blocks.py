@@ -55,6 +55,13 @@ class Plan:
         chosen = np.isin(self.pieces[:, 0], list(tensors))
         return _blocked(self.tensors, np.ascontiguousarray(self.pieces[chosen]))
 
+    def one(self, tensor: int) -> Plan:
+        """Return the plan of a pass over one tensor as if there were no other; its pieces are the same."""
+        first, last = np.searchsorted(self.pieces[:, 0], (tensor, tensor + 1))
+        pieces = self.pieces[first:last].copy()
+        pieces[:, 0] = 0
+        return _blocked(1, pieces)
+
     def by_tensor(self, partial: Doubles) -> list[float]:
         """Add up partial sums of the pieces, in order, for each tensor."""
         totals = [0.0] * self.tensors

@@ -86,12 +86,13 @@ class MatrixMerge:
 
     def _reduce(self, place: int) -> Reduced:
         parts = self._parts
-        return reduce_into(
+        [reduced] = reduce_into(
             self._elements,
             parts.sources,
             parts.momentum,
-            parts.tensors,
-            parts.cut.only([place]),
+            [parts.tensors[place]],
+            parts.cut.one(place),
             radial=False,
             threads=self._threads,
-        )[place]
+        )
+        return reduced

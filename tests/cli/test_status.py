@@ -8,12 +8,11 @@ import signal
 import struct
 import subprocess
 import sys
-import threading
 from fcntl import ioctl
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from termios import TIOCSWINSZ
 
 import pytest
+from http_serving import Handler, serving
 from recorded_run import Run, record
 
 from yeto.cli import status
@@ -148,38 +147,23 @@ def test_wrong_usage_is_one_line(tape, yeto_status, words, code, said):
     assert found.count("\n") == 1
 
 
-class Dashboard:
-    """Serves one answer at ``/api/status``."""
+def dashboard(code, body):
+    """Serve one answer at ``/api/status``."""
 
-    def __init__(self, code, body):
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                assert self.path == "/api/status"
-                self.send_response(code)
-                self.end_headers()
-                self.wfile.write(body)
+    class Status(Handler):
+        def do_GET(self):
+            assert self.path == "/api/status"
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write(body)
 
-            def log_message(self, *_):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-
-    def __enter__(self):
-        self.thread = threading.Thread(target=self.server.serve_forever)
-        self.thread.start()
-        return self.url
-
-    def __exit__(self, *_):
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
+    return serving(Status)
 
 
 def test_an_address_shows_what_the_tape_shows(tape, yeto_status):
     watcher = Watcher(tape)
     watcher.look()
-    with Dashboard(200, json.dumps(moment_json(watcher.moment())).encode()) as url:
+    with dashboard(200, json.dumps(moment_json(watcher.moment())).encode()) as url:
         assert yeto_status(url, "--once") == yeto_status(tape, "--once")
         assert json.loads(yeto_status(url, "--json")[1]) == moment_json(watcher.moment())
 
@@ -195,7 +179,7 @@ def test_an_address_shows_what_the_tape_shows(tape, yeto_status):
     ],
 )
 def test_an_address_that_is_none_of_a_run_is_one_line(yeto_status, code, body, said):
-    with Dashboard(code, body) as url:
+    with dashboard(code, body) as url:
         exit_code, out, err = yeto_status(url, "--once")
         assert (exit_code, out) == (1, "")
         assert url in err

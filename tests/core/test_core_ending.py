@@ -33,7 +33,8 @@ def test_the_last_checkpoint_precedes_the_cut_and_all_acks_end_it():
     session = started(total_steps=2, mark_final_checkpoint=True)
     session.commit(1)
     session.commit(2, write=False)
-    assert session.pick(de.SessionEnding)[0].phase == "final"
+    ending = session.pick(de.SessionEnding)[0]
+    assert (ending.phase, ending.drains_pool) == ("final", True)
     final = session.only(de.CheckpointOrdered)
     assert (final.step, final.final) == (2, True)
     assert not session.pick(de.FinalCutOrdered)
@@ -210,7 +211,8 @@ def test_a_budget_cut_off_collects_every_report_then_saves():
     session.merged(1)
     session.merged(2)
     budget(session, 0)
-    assert session.only(de.SessionEnding).phase == "budget"
+    ending = session.only(de.SessionEnding)
+    assert (ending.phase, ending.drains_pool) == ("budget", True)
     assert [(d.step, d.reason) for d in session.pick(de.AttemptDiscarded)] == [(2, "budget"), (3, "budget")]
     session.applied(1)
     session.written(1)
@@ -398,7 +400,8 @@ def test_stop_while_gathering_waits_for_a_grace_then_discards_below_the_quorum()
     session = started(num_fragments=3, pipeline=3)
     session.push(0, 1)
     stop(session)
-    assert session.only(de.SessionEnding).phase == "stop"
+    ending = session.only(de.SessionEnding)
+    assert (ending.phase, ending.drains_pool) == ("stop", False), "a stop waits for no matrix"
     stop(session)
     assert session.only(de.Ignored).event == "stop_requested"
     session.fire()

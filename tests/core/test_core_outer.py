@@ -2,6 +2,7 @@
 
 import math
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -10,10 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from yeto.core import decisions as de
-from yeto.core.outer import Outer, choose, derived, planned_merges, resolved, unmoved, with_numbers
+from yeto.core.outer import (
+    Outer,
+    choose,
+    derived,
+    is_normalised,
+    lookahead,
+    planned_merges,
+    resolved,
+    unmoved,
+    with_numbers,
+)
 from yeto.core.values import OuterMark
 from yeto.errors import ConfigError, CoordinatorError
 from yeto.merge import outer_step
+from yeto.state.lookahead import derived as told_by_settings
 
 STOCK = Outer(kind="stock", lr=0.7, momentum=0.9)
 NORMALISED = Outer(kind="normalised", lr=1.0, momentum=0.9)
@@ -232,6 +244,23 @@ def test_each_fragment_counts_its_own_merges_and_the_sweep_counts_none():
     assert [order.sweep for order in orders] == [False] * 4 + [True] * 2
     assert session.state.outer_marks == tuple(OuterMark(fragment=p, merges=2, gain=1.5) for p in (0, 1))
     assert [merge.momentum_scale for merge in session.all(de.MergeOrdered)] == [1.0] * 4 + [None] * 2
+
+
+@pytest.mark.parametrize("kind", ["stock", "direct", "normalised"])
+def test_a_checkpoints_settings_tell_the_lookahead_that_commits_leave(kind):
+    """A checkpoint of old has only settings to go by; they tell the same at every step, sweep included."""
+    session = started(outer=kind, closing_sweep="plain", total_steps=8, outer_lr=0.5, outer_momentum=0.25)
+    settings, lookaheads = attrs.asdict(session.state.config), [0.0, 0.0]
+    for step in range(1, 9):
+        session.commit(step)
+        commit, merge = session.all(de.CommitOrdered)[-1], session.all(de.MergeOrdered)[-1]
+        assert (commit.step, merge.step) == (step, step)
+        lookaheads[commit.fragment] = lookahead(commit, normalised=is_normalised(merge))
+        versions = session.state.versions
+        told = told_by_settings(settings, versions, marks=session.state.outer_marks, finish_target=None)
+        assert told == tuple(lookaheads)
+        ahead = {"stock": 0.125, "direct": 0.125, "normalised": 0.0}[kind]
+        assert lookaheads[commit.fragment] == (0.0 if step > 6 else ahead)
 
 
 @pytest.mark.parametrize("kind", ["stock", "direct", "normalised"])

@@ -7,6 +7,7 @@ from yeto.core import Phase, next_timer, waiting_for
 from yeto.core import decisions as de
 from yeto.core import events as ev
 from yeto.core.parts import Status
+from yeto.core.pushes import held_deadline
 
 
 def started(num_fragments=2, **changes):
@@ -354,6 +355,22 @@ def test_progress_moves_the_quorum_deadline_up_to_four_times_its_length():
     assert session.only(de.AttemptDiscarded).reason == "quorum_timeout"
     session.tell(ev.UploadProgress, learner=0, generation=session.gen(0), step=1, attempt=1, received_bytes=1)
     assert session.only(de.Ignored).reason == "late"
+
+
+@pytest.mark.parametrize(
+    ("at", "deadline", "held"),
+    [
+        (0.0, 100.0, 100.0),
+        (35.0, 100.0, 100.0),
+        (36.0, 100.0, 101.0),
+        (90.0, 100.0, 155.0),
+        (390.0, 400.0, 410.0),
+        (500.0, 410.0, 410.0),
+        (10.0, 500.0, 500.0),
+    ],
+)
+def test_a_held_deadline_never_comes_nearer_and_has_an_end(at, deadline, held):
+    assert held_deadline(at, opened_at=10.0, deadline=deadline, timeout_seconds=100.0) == held
 
 
 def test_an_unfinished_upload_is_freed_when_its_learner_leaves():

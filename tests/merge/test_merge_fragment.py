@@ -26,7 +26,9 @@ from yeto.merge import (
     radial_directional_average,
     tensor_digest,
 )
+from yeto.merge import fragment as fragment_module
 from yeto.merge.blocks import BLOCK
+from yeto.merge.fragment import decomposes
 from yeto.wire import bf16
 from yeto.wire.codecs import by_name
 from yeto.wire.digest import digest
@@ -123,6 +125,17 @@ class TestExamine:
 
 
 class TestMerge:
+    @pytest.mark.parametrize("plain_average", [False, True])
+    @pytest.mark.parametrize("mode", list(MergeMode))
+    def test_who_decomposes_is_who_is_said_to(self, mode, plain_average, monkeypatch):
+        decomposed = []
+        monkeypatch.setattr(fragment_module, "isotropic", lambda matrix: decomposed.append(1) or matrix)
+        layout = fragment(mode, [(3, 4)])
+        given = [push(random(layout.numel, 1), "f32", 1.0, False)]
+        merge_fragment(given, layout, torch.zeros(layout.numel), mu=0.9, plain_average=plain_average)
+        assert bool(decomposed) is decomposes(layout, plain_average=plain_average)
+        assert bool(decomposed) is (mode is MergeMode.ISO and not plain_average)
+
     @pytest.mark.parametrize("mode", list(MergeMode))
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_matches_the_oracle(self, mode, dtype):

@@ -30,7 +30,7 @@ class Recorder:
         self.tape = tape
         self.log = []
 
-    def stepped(self, event, decisions, state):
+    def stepped(self, event, decisions):
         self.log.append(("stepped", event.kind))
 
     def act(self, decision, *, event, seq, state):
@@ -201,7 +201,7 @@ async def test_nothing_is_fed_any_more_when_the_pumps_own_task_has_failed(tmp_pa
         failed = trio.Event()
 
         class Failing(Recorder):
-            def stepped(self, event, decisions, state):
+            def stepped(self, event, decisions):
                 failed.set()
                 raise AssertionError("it does not work")
 

@@ -10,8 +10,9 @@ import json
 import threading
 from collections import Counter
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from http_serving import Handler, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -37,35 +38,21 @@ class FakeHub:
     @contextmanager
     def served(self):
         """Serve; give the address."""
-        hub = self
-
-        class Handler(_Handler):
-            pass
-
-        Handler.hub = hub
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            self.over.set()
-            server.shutdown()
-            thread.join()
-            server.server_close()
+        asked = type("Asked", (_Asked,), {"hub": self})
+        with serving(asked) as url:
+            try:
+                yield url
+            finally:
+                self.over.set()
 
     def fault(self, path):
         waiting = self.faults.get(path)
         return waiting.pop(0) if waiting else None
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Asked(Handler):
     protocol_version = "HTTP/1.1"
     hub = None
-
-    def log_message(self, *_):
-        pass
 
     def do_HEAD(self):
         self._answer()

@@ -2,10 +2,10 @@
 
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import attrs
 import pytest
+from http_serving import Handler, serving
 from recorded_run import Run, record
 from view_tapes import ROOT
 
@@ -214,6 +214,8 @@ def test_little_room_on_the_disk(board):
     assert ("disk_space", "disk") in kinds(board, live=Live(disk_free_bytes=needed - 1))
     assert ("disk_space", "disk") not in kinds(board, live=Live(disk_free_bytes=needed))
     assert ("disk_space", "disk") not in kinds(board)
+    [alert] = alerts.find_alerts(board, now=board.at, writer="unknown", live=Live(disk_free_bytes=3 << 20))
+    assert alert.sentence == "3.0 MiB are free where the checkpoint goes, 1.0 GiB are what it may need"
 
 
 def test_a_syncer_that_is_gone(board, tmp_path):
@@ -235,28 +237,21 @@ class Receiver:
         self.codes, self.bodies, self.news = list(codes), [], threading.Semaphore(0)
         receiver = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Hook(Handler):
             def do_POST(self):
                 receiver.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
                 self.send_response(receiver.codes.pop(0) if receiver.codes else 204)
                 self.end_headers()
                 receiver.news.release()
 
-            def log_message(self, *_):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/hook"
+        self.served = serving(Hook)
 
     def __enter__(self):
-        self.thread = threading.Thread(target=self.server.serve_forever)
-        self.thread.start()
+        self.url = f"{self.served.__enter__()}/hook"
         return self
 
-    def __exit__(self, *_):
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
+    def __exit__(self, *how):
+        return self.served.__exit__(*how)
 
     def wait(self):
         assert self.news.acquire(timeout=60.0)

@@ -3,7 +3,8 @@
 import pytest
 
 from yeto.errors import ConfigError
-from yeto.view.door import Door, host_of, is_loopback, new_token, read_token
+from yeto.hosts import is_loopback
+from yeto.view.door import Door, host_of, new_token, read_token
 
 TOKEN = "a-token-of-the-test-0123"
 LOCAL = Door(token=None, local=True)
@@ -75,6 +76,7 @@ def test_a_token_does_not_show_itself():
     ("host", "local"),
     [
         *(("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("", False)),
+        *(("LocalHost", True), ("::ffff:10.0.0.1", False), ("localhost.example", False)),
         *(("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("head.example", False)),
     ],
 )

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import http.client
 import itertools
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from statistics import median
 from typing import Final
+
+from ports import free_port
 
 from benchmarks.figures import Report, Target, figure_of
 from benchmarks.wire_crowd import run_crowd
@@ -81,7 +82,7 @@ def measure(*, repeats: int, learners: int, rounds: int) -> Report:
     watched, alone, answered = [], [], 0
     for _ in range(repeats):
         alone.append(_rounds_per_second(learners, rounds, port=None)[0])
-        rate, statuses = _rounds_per_second(learners, rounds, port=_free_port())
+        rate, statuses = _rounds_per_second(learners, rounds, port=free_port())
         watched.append(rate)
         answered += statuses.count(200)
     assert answered > 0, "the dashboard never answered"
@@ -108,9 +109,3 @@ def _rounds_per_second(learners: int, rounds: int, *, port: int | None) -> tuple
     with nullcontext([]) if port is None else observers(port) as statuses:
         crowd = run_crowd(learners=learners, rounds=rounds, processes=1, flags=flags)
     return median(crowd.pushes_per_second) / learners, statuses
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

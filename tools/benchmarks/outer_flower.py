@@ -9,12 +9,13 @@ services beside them; its documentation calls them deprecated.
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
+
+from ports import free_port
 
 from benchmarks.tcp_bytes import tcp_bytes
 
@@ -41,7 +42,7 @@ class Flower:
         self._stack = ExitStack()
         self._folder = folder
         self._bytes: int | None = None
-        address = f"127.0.0.1:{_free_port()}"
+        address = f"127.0.0.1:{free_port()}"
         self._server = self._start(python, "server", address, str(learners), str(elements))
         for client in range(learners):
             self._start(python, "client", address, str(client), str(elements))
@@ -91,12 +92,6 @@ class Flower:
         logs = sorted(self._folder.glob("flower-*.log"))
         said = " | ".join(log.read_text()[-500:] for log in logs)
         raise RuntimeError(f"Flower's server ended: {said}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _tell(number: object) -> None:

@@ -11,7 +11,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -22,6 +21,7 @@ from typing import Any
 import trio
 from attrs import define, field, frozen
 from breaking import wait_for_parent
+from ports import free_port
 
 from yeto.errors import YetoError
 from yeto.text.fork_server import start_fork_server
@@ -140,7 +140,7 @@ def island(words: tuple[str, ...], ranks: int) -> list[Command]:
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(free_port()),
     }
     return [
         Command(words=words, environ={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
@@ -206,9 +206,3 @@ def _live(log: str, target: Callable[..., None], args: tuple[Any, ...]) -> None:
     except YetoError as error:
         print(f"yeto: {error}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

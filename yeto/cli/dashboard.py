@@ -39,7 +39,7 @@ def dashboard_command(
     ] = None,
 ) -> int:
     """Show a run in a browser as it goes on: the page of yeto report, live. Ctrl-C ends it."""
-    from yeto.view.door import is_loopback
+    from yeto.hosts import is_loopback
     from yeto.view.server import choose_place
     from yeto.view.sources import RemoteSource, TapeSource
 

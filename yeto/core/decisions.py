@@ -298,6 +298,11 @@ class SessionEnding(Decision):
     phase: str
     """``final``, ``budget`` or ``stop``."""
 
+    @property
+    def drains_pool(self) -> bool:
+        """Whether the SVD pool is let finish. A stop waits for no matrix: the pool dies with the process."""
+        return self.phase != "stop"
+
 
 @frozen(kw_only=True, slots=False)
 class SessionEnded(Decision):

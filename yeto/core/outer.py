@@ -33,6 +33,7 @@ from __future__ import annotations
 from attrs import evolve, frozen
 
 from yeto.core.config import CoreConfig
+from yeto.core.decisions import CommitOrdered, MergeOrdered
 from yeto.core.parts import replace
 from yeto.core.values import OuterMark
 
@@ -100,6 +101,27 @@ class Outer:
         """Return the counters of a fragment after a commit that moved its buffer."""
         _, momentum = self.coefficients(mark)
         return replace(mark, merges=mark.merges + 1, gain=momentum * mark.gain + 1.0)
+
+
+def is_normalised(order: MergeOrdered) -> bool:
+    """Return whether the step of a merge is divided by what the momentum buffer has gathered.
+
+    Only of such a step is it ordered what makes the buffer a mean gradient.
+    """
+    return order.momentum_scale is not None
+
+
+def lookahead(order: CommitOrdered, *, normalised: bool) -> float:
+    """Return how many times its momentum buffer a commit leaves a fragment ahead of the run.
+
+    Nesterov's momentum moves in advance what it expects next (:mod:`yeto.state.lookahead`). A round of the
+    closing sweep leaves the buffer out, and a step that is divided by its gain is where the learners are.
+
+    Args:
+        order: of a commit that moves something.
+        normalised: whether the step is divided by what the buffer has gathered.
+    """
+    return 0.0 if order.sweep or normalised else order.lr * order.momentum
 
 
 def unmoved(num_fragments: int) -> tuple[OuterMark, ...]:

@@ -76,7 +76,7 @@ def _admit(draft: Draft, event: PushOffered, round_: Round, staleness: int) -> N
         },
     )
     uploads = round_.uploads.set(learner, upload)
-    draft.put(replace(round_, uploads=uploads, deadline=_held_deadline(draft, round_)))
+    draft.put(replace(round_, uploads=uploads, deadline=_held(draft, round_)))
     draft.emit(
         made(
             PushAdmitted,
@@ -104,16 +104,33 @@ def on_upload_progress(draft: Draft, event: UploadProgress) -> None:
             event, "late", f"learner {event.learner} has no upload in an open attempt of round {event.step}"
         )
         return
-    draft.put(replace(round_, deadline=_held_deadline(draft, round_)))
+    draft.put(replace(round_, deadline=_held(draft, round_)))
 
 
-def _held_deadline(draft: Draft, round_: Round) -> float:
-    """The quorum deadline while an upload advances: its header counts as the first advance."""
-    held = draft.at + PROGRESS_SECONDS + PROGRESS_SLACK_SECONDS
-    if held <= round_.deadline:
-        return round_.deadline
-    last = round_.opened_at + MAX_DEADLINES * draft.config.quorum_timeout_seconds
-    return max(round_.deadline, moment(min(held, last)))
+def _held(draft: Draft, round_: Round) -> float:
+    return held_deadline(
+        draft.at,
+        opened_at=round_.opened_at,
+        deadline=round_.deadline,
+        timeout_seconds=draft.config.quorum_timeout_seconds,
+    )
+
+
+def held_deadline(at: float, *, opened_at: float, deadline: float, timeout_seconds: float) -> float:
+    """Return the quorum deadline of an attempt after an upload advanced: the same one, or a later.
+
+    The header of an upload counts as its first advance.
+
+    Args:
+        at: when it advanced; all times are seconds since the session began.
+        opened_at: when the attempt was opened.
+        deadline: the deadline before.
+        timeout_seconds: length of the deadline as configured.
+    """
+    held = at + PROGRESS_SECONDS + PROGRESS_SLACK_SECONDS
+    if held <= deadline:
+        return deadline
+    return max(deadline, moment(min(held, opened_at + MAX_DEADLINES * timeout_seconds)))
 
 
 def on_push_received(draft: Draft, event: PushReceived) -> None:

@@ -165,9 +165,19 @@ def merge_fragment(
     reduced = reduce_into(
         out, parts.sources, parts.momentum, parts.tensors, parts.cut, radial=radial, threads=threads
     )
-    if layout.mode is MergeMode.ISO and not plain_average:
+    if decomposes(layout, plain_average=plain_average):
         reduced = _isotropic(out, layout, reduced)
     return parts.merged(out, reduced)
+
+
+def decomposes(layout: FragmentLayout, *, plain_average: bool) -> bool:
+    """Return whether the merge of a fragment decomposes its matrices.
+
+    Args:
+        layout: the fragment's tensors and merge mode.
+        plain_average: whether every tensor is averaged, whatever the mode.
+    """
+    return layout.mode is MergeMode.ISO and not plain_average
 
 
 @frozen(kw_only=True, eq=False)

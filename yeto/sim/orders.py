@@ -328,7 +328,7 @@ class Orders:
     def _ending(self, decision: de.SessionEnding, event: ev.Event, seq: int) -> None:
         syncer = self._syncer
         syncer.ending = decision.phase
-        if syncer.core.svd_pool and decision.phase != "stop":
+        if syncer.core.svd_pool and decision.drains_pool:
             syncer.later(syncer.spec.pool_seconds, syncer.tell, ev.SvdPoolDrained, {})
 
     def _end(self, decision: de.SessionEnded, event: ev.Event, seq: int) -> Act:

@@ -11,7 +11,6 @@ tests pass shorter ones.
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import json
 import logging
 import ssl
@@ -26,6 +25,7 @@ from attrs import frozen
 from yeto.core import CoreConfig
 from yeto.core.outer import with_numbers
 from yeto.errors import ConfigError
+from yeto.hosts import is_loopback
 from yeto.state.manifest import ISO_BACKENDS
 from yeto.syncer.svd_settings import SvdSettings
 
@@ -183,17 +183,6 @@ def words_of_safety(config: SyncerConfig) -> Iterator[tuple[int, str]]:
             "learner's place with its HELLO after the next start of this syncer; give --tls-cert and "
             "--tls-key (yeto keys new --tls HOST makes them)",
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether binding to ``host`` is reachable from this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        # A name is resolved when it is bound; what it points to then cannot be promised now.
-        return False
 
 
 def merge_profile(config: CoreConfig) -> str:

@@ -96,7 +96,7 @@ class Orders:
         self._ending = ending
         self._svd = svd
 
-    def stepped(self, event: Event, decisions: tuple[Decision, ...], state: State) -> None:
+    def stepped(self, event: Event, decisions: tuple[Decision, ...]) -> None:
         """Move tensors that the coordinator has just taken, before anything is done with them."""
         match event:
             case FragmentInitialised():
@@ -177,8 +177,7 @@ class Orders:
                 self._checkpointer.unmark()
             case SessionEnding():
                 log.info("%s", decision.why)
-                # A stop waits for no matrix: the pool is killed with the process.
-                if self._svd is not None and decision.phase != "stop":
+                if self._svd is not None and decision.drains_pool:
                     self._svd.drain()
             case _:
                 log.debug("%s", decision.why)

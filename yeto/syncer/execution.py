@@ -33,11 +33,12 @@ from yeto.merge import (
     merge_fragment,
     tensor_digest,
 )
+from yeto.merge.fragment import decomposes
 from yeto.state import FragmentVersion
 from yeto.syncer.payloads import Arithmetic, gradient_file, push_file
 from yeto.syncer.recorded import Difference, Differs, Push, bad_file, check_gradient, check_push
 from yeto.wire import codecs
-from yeto.wire.layout import FragmentLayout, MergeMode
+from yeto.wire.layout import FragmentLayout
 
 CLOSE: Final = 2e-5
 """Largest norm of the error of an iso merge beside the norm of what was recorded."""
@@ -77,7 +78,7 @@ class Work:
     @property
     def is_iso(self) -> bool:
         """Whether it took a singular value decomposition."""
-        return self.layout.mode is MergeMode.ISO and not self.plain_average
+        return decomposes(self.layout, plain_average=self.plain_average)
 
     def differs(self, what: str, recorded: object = None, found: object = None) -> Differs:
         """Return that something about the round as a whole differs."""

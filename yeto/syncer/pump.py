@@ -44,7 +44,7 @@ Act = Callable[[], Awaitable[None]]
 class Dispatcher(Protocol):
     """Carries decisions out. Called by the pump inside its one uninterrupted stretch."""
 
-    def stepped(self, event: Event, decisions: tuple[Decision, ...], state: State) -> None:
+    def stepped(self, event: Event, decisions: tuple[Decision, ...]) -> None:
         """Take notice of an event that was stepped, before its decisions are carried out."""
 
     def act(self, decision: Decision, *, event: Event, seq: int, state: State) -> Act | None:
@@ -165,7 +165,7 @@ class Pump:
         self.state, decisions = step(self.state, event)
         self._due = next_deadline(self.state)
         self._tape.append_decisions(decisions, because=seq, at=event.at)
-        self.dispatcher.stepped(event, decisions, self.state)
+        self.dispatcher.stepped(event, decisions)
         for place, decision in enumerate(decisions, start=1):
             act = self.dispatcher.act(decision, event=event, seq=seq + place, state=self.state)
             if act is not None:

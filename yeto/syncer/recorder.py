@@ -27,6 +27,7 @@ from attrs import field, frozen
 from yeto.core.values import Member
 from yeto.merge import MergedGradient
 from yeto.state import Checkpoint
+from yeto.storage import size_text
 from yeto.syncer.payloads import RecordingFolder
 from yeto.wire import codecs
 from yeto.wire.striping import Buffer
@@ -62,9 +63,9 @@ class Recorder:
         assert checkpoint.dtype is not None, "a session has a dtype"
         push = max(map(codecs.by_name(checkpoint.dtype).encoded_size, sizes))
         log.info(
-            "recording every merged push in %s: at most %.1f MiB a learner and round",
+            "recording every merged push in %s: at most %s a learner and round",
             self._folder.path,
-            push / 2**20,
+            size_text(push),
         )
         # There is room: no attempt is sealed before this checkpoint is durable.
         self._jobs.send_nowait(_Job(partial(self._folder.write_checkpoint, checkpoint)))

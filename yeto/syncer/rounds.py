@@ -26,7 +26,7 @@ from torch import Tensor
 from yeto.core import CoreConfig
 from yeto.core.decisions import AttemptOpened, CommitOrdered, MergeOrdered
 from yeto.core.events import MergeFailed, MergeFinished, OuterStepApplied, PushReceived
-from yeto.core.outer import stock_momentum
+from yeto.core.outer import is_normalised, lookahead, stock_momentum
 from yeto.core.values import Member
 from yeto.errors import MergeError, SvdPoolError
 from yeto.link import new_buffer
@@ -41,6 +41,7 @@ from yeto.merge import (
     measure_agreement,
     merge_fragment,
 )
+from yeto.merge.fragment import decomposes
 from yeto.state import FragmentVersion
 from yeto.syncer.pump import UNSTAMPED
 from yeto.syncer.receivers import Facts
@@ -48,7 +49,7 @@ from yeto.syncer.recorder import Recorder
 from yeto.syncer.session import Session
 from yeto.syncer.svd_merges import SvdMerges
 from yeto.wire import codecs
-from yeto.wire.layout import FragmentLayout, MergeMode
+from yeto.wire.layout import FragmentLayout
 from yeto.wire.messages import PushHeader
 from yeto.wire.striping import Buffer
 
@@ -284,7 +285,7 @@ class Rounds:
 
     async def _merge(self, attempt: _Attempt, order: MergeOrdered) -> None:
         began = trio.current_time()
-        attempt.normalised = order.momentum_scale is not None
+        attempt.normalised = is_normalised(order)
         dtype = self._session.require_terms().stated.dtype
         inputs = []
         for part in order.responders:
@@ -322,7 +323,7 @@ class Rounds:
         attempt.pushes.clear()
         if attempt.recorded is not None:
             assert self._recorder is not None
-            if layout.mode is MergeMode.ISO and not order.plain_average:
+            if decomposes(layout, plain_average=order.plain_average):
                 await self._recorder.gradient(order.step, order.attempt, merged)
             await attempt.recorded.wait()
         await self._facts.tell(
@@ -343,7 +344,7 @@ class Rounds:
         self, pushes: list[PushInput], layout: FragmentLayout, momentum: Tensor, order: MergeOrdered
     ) -> MergedGradient:
         mu, scale = stock_momentum(self._config), order.momentum_scale
-        if self._svd is not None and layout.mode is MergeMode.ISO and not order.plain_average:
+        if self._svd is not None and decomposes(layout, plain_average=order.plain_average):
             return await self._svd.merge(pushes, layout, momentum, mu=mu, momentum_scale=scale)
         return await trio.to_thread.run_sync(
             partial(
@@ -402,7 +403,7 @@ class Rounds:
                 momentum=result.momentum,
                 params_digest=result.params_digest,
                 momentum_digest=result.momentum_digest,
-                lookahead=0.0 if order.sweep or attempt.normalised else order.lr * order.momentum,
+                lookahead=lookahead(order, normalised=attempt.normalised),
             )
         if finite:
             attempt.result, attempt.encoded = version, encoded

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from yeto.core import Phase
+from yeto.storage import size_text
 from yeto.view.agreement import mean
 from yeto.view.board import Board, Fault
 from yeto.view.model import Alert, Live
@@ -264,8 +265,8 @@ def _disk_space(board: Board, now: float, live: Live) -> Iterator[Alert]:
             subject="disk",
             severity="critical",
             since=now,
-            sentence=f"{free / 2**30:.2f} GiB are free where the checkpoint goes, {needed / 2**30:.2f} GiB "
-            "are what it may need",
+            sentence=f"{size_text(free)} are free where the checkpoint goes, {size_text(needed)} are what it "
+            "may need",
             remedy="make room: the session ends when a checkpoint cannot be written",
             value=float(free),
             threshold=float(needed),

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import secrets
 from collections.abc import Mapping
 from http.cookies import CookieError, SimpleCookie
@@ -22,6 +21,7 @@ from urllib.parse import parse_qs
 from attrs import field, frozen
 
 from yeto.errors import ConfigError
+from yeto.hosts import is_loopback
 from yeto.view.page import SERVED_POLICY
 
 if TYPE_CHECKING:
@@ -42,16 +42,6 @@ HEADERS = (
     (b"cross-origin-opener-policy", b"same-origin"),
 )
 """Of every answer."""
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine itself reaches an address or name."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def new_token() -> str:

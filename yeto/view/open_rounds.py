@@ -15,11 +15,8 @@ from immutables import Map
 from yeto.core.config import CoreConfig
 from yeto.core.decisions import AttemptOpened, PushRefused
 from yeto.core.parts import Round, Status
-from yeto.core.pushes import MAX_DEADLINES, PROGRESS_SECONDS, PROGRESS_SLACK_SECONDS
-from yeto.core.state import moment
+from yeto.core.pushes import held_deadline
 from yeto.core.values import Member
-
-_LATEST = PROGRESS_SECONDS + PROGRESS_SLACK_SECONDS
 
 
 @define
@@ -109,12 +106,14 @@ class OpenRound:
 
     def hold_deadline(self, at: float, config: CoreConfig) -> bool:
         """Move the quorum deadline, as an upload that advances does; return whether it moved."""
-        held = at + _LATEST
-        if held <= self.deadline:
-            return False
-        last = self.attempt_at + MAX_DEADLINES * config.quorum_timeout_seconds
-        self.deadline = max(self.deadline, moment(min(held, last)))
-        return True
+        before = self.deadline
+        self.deadline = held_deadline(
+            at,
+            opened_at=self.attempt_at,
+            deadline=before,
+            timeout_seconds=config.quorum_timeout_seconds,
+        )
+        return self.deadline != before
 
     def as_core(self) -> Round:
         """Return as much of the coordinator's own round as its sentence is made of."""

@@ -10,7 +10,8 @@ import trio
 from attrs import field, frozen
 
 from yeto.errors import ConfigError
-from yeto.view.door import Door, is_loopback, new_token, read_token
+from yeto.hosts import is_loopback
+from yeto.view.door import Door, new_token, read_token
 from yeto.view.follow import Traffic
 from yeto.view.looks import Looks, Source
 from yeto.view.serving import HttpServer, address, listen

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 from recorded_run import CONFIG, Run
@@ -28,6 +29,33 @@ def spoil(path, old, new):
     assert old in content
     path.write_bytes(summed_all(content.replace(old, new, 1)))
     return content[: content.index(old)].count(b"\n") + 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        ("header", "config.num_learners"),
+        ("hello_received", "terms.num_fragments"),
+        ("session_opened", "terms.num_fragments"),
+        ("session_resumed", "config.num_learners"),
+        ("session_resumed", "terms.num_fragments"),
+    ],
+)
+@pytest.mark.parametrize("words", [(), ("--state",), ("--round", "2")])
+def test_a_run_of_more_than_anybody_has_is_named_before_room_is_made_for_it(
+    yeto, restarted, kind, field, words
+):
+    lines = restarted.read_bytes().splitlines(keepends=True)
+    number = next(place for place, line in enumerate(lines) if f'"kind":"{kind}"'.encode() in line)
+    name = field.rpartition(".")[2].encode()
+    lines[number] = re.sub(b'"%s":2' % name, b'"%s":4503599627370496' % name, lines[number])
+    restarted.write_bytes(summed_all(b"".join(lines)))
+    code, out, err = yeto(restarted, *words)
+    assert (code, out) == (1, "")
+    assert err == (
+        f"yeto: {restarted}: line {number + 1}: field {field}: 4503599627370496 is more than any run has "
+        "(65536)\n"
+    )
 
 
 def test_the_whole_story_in_numbers(yeto, restarted):

@@ -6,11 +6,20 @@ import typing
 import attrs
 from hypothesis import strategies as st
 
+from yeto.core import CoreConfig
+from yeto.core.config import FRAGMENTS_MAX, LEARNERS_MAX
 from yeto.core.decisions import DECISIONS
 from yeto.core.events import EVENTS
+from yeto.core.values import SessionTerms
 from yeto.tape import Header
 
 CLASSES = {"header": Header, **EVENTS, **DECISIONS}
+SIZES = {
+    (CoreConfig, "num_learners"): st.integers(-(2**63), LEARNERS_MAX),
+    (CoreConfig, "num_fragments"): st.none() | st.integers(-(2**63), FRAGMENTS_MAX),
+    (SessionTerms, "num_fragments"): st.integers(-(2**63), FRAGMENTS_MAX),
+}
+"""Fields that a reader holds against a bound, by class and name."""
 
 
 def values_of(type_):
@@ -36,4 +45,5 @@ def values_of(type_):
 def bodies(cls):
     """Return a strategy for the instances of a class."""
     hints = typing.get_type_hints(cls)
-    return st.builds(cls, **{field.name: values_of(hints[field.name]) for field in attrs.fields(cls)})
+    values = {field.name: values_of(hints[field.name]) for field in attrs.fields(cls)}
+    return st.builds(cls, **{name: SIZES.get((cls, name), of_type) for name, of_type in values.items()})

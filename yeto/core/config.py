@@ -9,6 +9,11 @@ from attrs import frozen
 from yeto.core.later import later
 from yeto.errors import ConfigError
 
+LEARNERS_MAX = 1 << 16
+"""Learners of a run: far more than anybody has, and few enough that a list of them is nothing."""
+FRAGMENTS_MAX = 1 << 16
+"""The same of fragments; a HELLO may state fewer still."""
+
 
 @frozen(kw_only=True)
 class CoreConfig:
@@ -71,6 +76,10 @@ class CoreConfig:
         """Return self, or raise ConfigError naming the flag that is out of range."""
         checks: tuple[tuple[bool, str], ...] = (
             (self.num_learners >= 1, f"--learners {self.num_learners}: need at least 1"),
+            (
+                self.num_learners <= LEARNERS_MAX,
+                f"--learners {self.num_learners}: can be at most {LEARNERS_MAX}",
+            ),
             (self.total_steps >= 1, f"--total-steps {self.total_steps}: need at least 1"),
             (
                 1 <= self.quorum <= self.num_learners,

@@ -10,6 +10,7 @@ import math
 from attrs import Factory, frozen
 
 from yeto.core import CoreConfig
+from yeto.core.config import FRAGMENTS_MAX
 from yeto.errors import ConfigError
 
 
@@ -133,6 +134,8 @@ class SimConfig:
         for name, value in (("--fragments", self.num_fragments), ("push bytes", self.push_bytes)):
             if value < 1:
                 raise ConfigError(f"{name} {value}: need at least 1")
+        if self.num_fragments > FRAGMENTS_MAX:
+            raise ConfigError(f"--fragments {self.num_fragments}: can be at most {FRAGMENTS_MAX}")
         if self.core.learner_budget_steps is not None and any(spec.lockstep for spec in self.learners):
             raise ConfigError("--lockstep with --learner-budget-steps: a round that is cut off never answers")
         if self.until_seconds is not None and not (

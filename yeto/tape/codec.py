@@ -37,6 +37,7 @@ from yeto.tape.mirror import DecisionEnvelope
 from yeto.tape.quick import read_line, write_line
 from yeto.tape.records import FORMAT_VERSION, HEADER_KIND, Header, Record
 from yeto.tape.rules import RULES, UPCASTS
+from yeto.tape.sizes import SIZED, check_sizes
 
 Body = Header | Event | Decision
 Hook = Callable[[Any, Any], Any]
@@ -324,6 +325,8 @@ class Decoder:
             TapeError: the line is damaged, of a newer version, or out of order; names file, line, field.
         """
         record = self._decode_quickly(line) or self._decode_thoroughly(line)
+        if record.kind in SIZED:
+            check_sizes(record.body, self.name, self.line + 1)
         self.line += 1
         self.at = record.at
         if record.because is None:

@@ -25,6 +25,7 @@ from yeto.tape.codec import Decoder
 from yeto.tape.mirror import mirrored
 from yeto.tape.records import Header, Record
 from yeto.tape.rules import UPCASTS
+from yeto.tape.sizes import SIZED, check_sizes
 
 EVERYTHING: Final = ()
 """In place of field names: the whole record."""
@@ -116,6 +117,8 @@ class Skimmer:
             raise self._damage(
                 f"field seq: found {item.seq} where {self.line - 1} is due: a record is missing or doubled"
             )
+        if item.kind in SIZED:
+            check_sizes(item.body, self.name, self.line)
         return item
 
     def check(self, line: bytes) -> None:

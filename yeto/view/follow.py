@@ -18,10 +18,9 @@ from typing import Any
 
 from attrs import evolve
 
-from yeto.core.decisions import SessionOpened
 from yeto.core.events import SessionResumed
 from yeto.errors import TapeError
-from yeto.tape import HEADER_KIND, Header, Restart, Skimmer, complete_lines, find_restarts, open_tape
+from yeto.tape import Restart, Skimmer, complete_lines, find_restarts, open_tape
 from yeto.view.board import WANTED, Board
 from yeto.view.history import History
 from yeto.view.logs import LogFolder
@@ -35,11 +34,7 @@ Traffic = Callable[[], Sequence[tuple[int, int]]]
 SLICE_LINES = 64
 """Lines between two looks at the clock: a millisecond or less."""
 
-COUNT_MAX = 1_000_000
-"""Of learners, and of fragments: a thousand times what a large run has, and still little memory."""
 _SILENT = LearnerLive()
-_SIZED = frozenset({HEADER_KIND, SessionOpened.kind, SessionResumed.kind})
-"""Kinds that say how many there are of something."""
 
 _CONTRADICTED = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 """How a fold ends that meets a commit of nobody, say: it takes the tape's word, as only replay verifies it.
@@ -153,10 +148,9 @@ class Watcher:
                     last = line
                     item = take(line)
                     if item is not None:
-                        if item.kind in _SIZED:
-                            body: Any = item.body
-                            _require_possible(body)
-                            if isinstance(body, SessionResumed) and self._takes_back(item.seq, body.step):
+                        if item.kind == SessionResumed.kind:
+                            resumed: Any = item.body
+                            if self._takes_back(item.seq, resumed.step):
                                 self._begin(find_restarts(self.path))
                                 done = 0
                                 return False
@@ -185,19 +179,6 @@ class Watcher:
         if begun.tzinfo is None:
             return None
         return at + max(0.0, self._clock() - begun.timestamp())
-
-
-def _require_possible(body: Header | SessionOpened | SessionResumed) -> None:
-    """Refuse numbers of learners and fragments that no run has, before there is a place for each.
-
-    Raises:
-        ValueError: naming the number.
-    """
-    learners = 0 if isinstance(body, SessionOpened) else body.config.num_learners
-    fragments = 0 if isinstance(body, Header) else body.terms.num_fragments
-    for count, what in ((learners, "learners"), (fragments, "fragments")):
-        if count > COUNT_MAX:
-            raise ValueError(f"{count} {what} are more than any run has")
 
 
 def _free_bytes(folder: Path) -> int | None:

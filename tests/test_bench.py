@@ -1,10 +1,15 @@
 """``tools/bench``: every benchmark runs at its small size and prints what it promises; none is timed."""
 
 import json
+import os
 import socket
 import subprocess
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -245,6 +250,33 @@ def test_the_launcher_prints_a_table():
     )
     assert "step(), 8 learners" in done.stdout
     assert "make and keep the objects" in done.stdout
+
+
+def test_one_that_is_ended_takes_its_syncer_with_it():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks", "http", "--quick"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": "tools:tests/harness"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        ends, children = time.monotonic() + 200, []
+        while not any("--role" in child.cmdline() for child in children):
+            assert process.poll() is None
+            assert time.monotonic() < ends
+            time.sleep(0.02)
+            children = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        assert process.wait(200) == 143
+        gone, alive = psutil.wait_procs(children, timeout=60)
+    finally:
+        process.kill()
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+    assert gone
+    assert not alive
 
 
 def test_help_names_every_benchmark(bench):

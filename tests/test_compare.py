@@ -16,6 +16,7 @@ from attrs import evolve
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tools"))
 
+from comparing import campaign as campaign_module  # noqa: E402
 from comparing.campaign import Campaign, plan  # noqa: E402
 from comparing.command import main  # noqa: E402
 from comparing.logs import read_logs  # noqa: E402
@@ -397,6 +398,38 @@ def test_a_run_that_fails_is_told_of_and_the_others_are_done(recipe, tmp_path):
     trio.run(campaign.go)
     assert [failure.partition(":")[0] for failure in campaign.failures] == [run.title for run in runs]
     assert all("Not a directory" in failure for failure in campaign.failures)
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--model", "no such folder"),
+        ("--train-data", "no such file or folder"),
+        ("--eval-data", "no such file or folder"),
+    ],
+)
+def test_what_is_not_there_is_told_once_before_anything_is_begun(tmp_path, capfd, flag, said):
+    missing = str(tmp_path / "missing")
+    assert main(["--output-dir", str(tmp_path / "compare"), "--settings", "all", flag, missing]) == 2
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert f"{flag} {missing}: {said}" in err
+    assert not (tmp_path / "compare").exists()
+
+
+def test_a_model_that_cannot_be_scored_ends_it_all(recipe, tmp_path, monkeypatch):
+    """What the first child says of the model, all others would say too."""
+
+    async def refused(*_, **how):
+        raise RunFailed("--model m: does not load")
+
+    monkeypatch.setattr(campaign_module, "score", refused)
+    folder, runs = Folder(tmp_path), plan(chosen("m2,m4"), [1, 2])
+    folder.begin(config_of(recipe, "m2"), resume=False)
+    campaign = Campaign(recipe=recipe, folder=folder, runs=runs, done={}, jobs=3)
+    trio.run(campaign.go)
+    assert campaign.failures == ["base: --model m: does not load"]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["base"]
 
 
 def test_an_output_folder_that_is_a_file_is_refused_in_a_line(tmp_path, capfd):

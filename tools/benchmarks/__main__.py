@@ -5,6 +5,8 @@ Each benchmark is imported when it is run: some need torch, and the memory of ot
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -400,5 +402,11 @@ def all_command(*, quick: Quick = False, as_document: Json = False) -> None:
     _show(as_document, *(partial(measure, quick) for measure in measures))
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the command; whoever ends it, by Ctrl-C or SIGTERM, ends the processes it started with it."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     app()
+
+
+if __name__ == "__main__":
+    main()

@@ -12,6 +12,7 @@ from attrs import define, field, frozen
 from comparing.groups import Place, train_arm, train_baseline
 from comparing.logs import read_logs
 from comparing.measured import measure
+from comparing.processes import RunFailed
 from comparing.recipe import Recipe
 from comparing.results import BASE, Folder, Result
 from comparing.scoring import score
@@ -63,6 +64,8 @@ class Campaign:
     failures: list[str] = field(factory=list)
     _began: float = 0.0
     _finished: int = 0
+    _refused: bool = False
+    """Whether the model or the held-out rows, which all runs share, cannot be used."""
 
     @property
     def missing(self) -> list[Run]:
@@ -70,12 +73,21 @@ class Campaign:
         return [run for run in self.runs if run.key not in self.done]
 
     async def go(self) -> None:
-        """Do them; a run that fails is told of and left out, the others are done."""
+        """Do them; a run that fails is told of and left out, the others are done.
+
+        The untrained model is scored before anything else begins. Where that is refused, the others would
+        all be: it is told once, and nothing else is tried.
+        """
         missing = self.missing
         self._began, total = time.monotonic(), len(missing)
         limiter = trio.CapacityLimiter(self.jobs)
+        if missing and missing[0].seed is None:
+            await limiter.acquire_on_behalf_of(missing[0].key)
+            await self._one(missing[0], limiter, total)
+            if self._refused:
+                return
         async with trio.open_nursery() as nursery:
-            for run in missing:
+            for run in missing[self._finished :]:
                 # In the order of the plan: whoever is started first takes the first place.
                 await limiter.acquire_on_behalf_of(run.key)
                 nursery.start_soon(self._one, run, limiter, total)
@@ -88,6 +100,7 @@ class Campaign:
             failure: BaseException = group
             while isinstance(failure, BaseExceptionGroup):
                 failure = failure.exceptions[0]
+            self._refused = run.seed is None and isinstance(failure, RunFailed)
             self.failures.append(f"{run.title}: {failure}")
             self._say(run, f"FAILED: {failure}", total)
         else:

@@ -117,6 +117,7 @@ def compare_command(
     runs = plan(arms, seeds)
     if flags.dry_run:
         return _tell(runs, both)
+    both.require_sources()
     folder = Folder(flags.output_dir)
     config = _config(both, arms, seeds)
     done = {result.key: result for result in folder.begin(config, resume=flags.resume)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, get_type_hints
 
@@ -16,6 +17,7 @@ from yeto.cli.run_learner import LearnerFlags
 from yeto.cli.run_syncer import SyncerFlags
 from yeto.errors import ConfigError
 from yeto.text.config import TextConfig
+from yeto.tuning.rows import open_source
 
 
 @frozen(kw_only=True)
@@ -123,6 +125,22 @@ class Recipe:
         for arm in arms:
             self.syncer(arm)
             self.learner(arm, 0, 0, syncer="127.0.0.1:1").learner_config()
+
+    def require_sources(self) -> None:
+        """Refuse a model and rows that no child could open.
+
+        Of a model that is not named by a path, only loading it tells.
+
+        Raises:
+            ConfigError: nothing is there.
+            DataError: what is there is damaged.
+        """
+        flags = self.flags
+        if flags.model.startswith((".", "/", "~")) and not os.path.isdir(flags.model):
+            raise ConfigError(f"--model {flags.model}: no such folder; name one, or a model of Hugging Face")
+        assert flags.eval_data is not None, "a comparison always has held-out rows"
+        open_source(flags.data, revision=flags.data_revision, flag="--train-data")
+        open_source(flags.eval_data, revision=flags.data_revision, flag="--eval-data")
 
 
 def words(flags: LearnerFlags | SyncerFlags) -> tuple[str, ...]:

@@ -169,6 +169,21 @@ def shapes_of(layout: Layout) -> dict[str, tuple[int, ...]]:
     return {tensor.name: tensor.shape for part in layout.fragments for tensor in part.tensors}
 
 
+def require_sizes(checkpoint: StoredCheckpoint, layout: Layout) -> None:
+    """Refuse a manifest whose tensors are not as large as the checkpoint's fragments, before making them.
+
+    Raises:
+        CheckpointError: so it is.
+    """
+    stated = [part.numel for part in layout.fragments]
+    found = [part.numel for part in checkpoint.fragments]
+    if stated != found:
+        raise CheckpointError(
+            f"the checkpoint's training manifest describes fragments of {stated[:3]}… elements, the "
+            f"checkpoint has {found[:3]}…"
+        )
+
+
 def _words(binding: Mapping[str, str]) -> str:
     return " ".join(f"{name} {value}" for name, value in sorted(binding.items(), reverse=True))
 

@@ -1,10 +1,11 @@
-"""From command-line words to the two configuration objects, without loading anything."""
+"""From command-line words to the configuration objects, without loading anything."""
 
 import pytest
 from attrs import fields
 from cyclopts import App
 
 from yeto.cli.run_learner import LearnerFlags, run_learner_command
+from yeto.diffusion.config import DiffusionConfig
 from yeto.errors import ConfigError
 from yeto.learner.config import LearnerConfig
 from yeto.text.config import TextConfig
@@ -23,9 +24,11 @@ def parse(*words, syncer="10.0.0.1:29400"):
 def test_the_defaults_are_those_of_the_objects():
     flags = parse()
     learner, text = flags.learner_config(), flags.text_config()
+    diffusion = parse("--task", "diffusion").task_config()
     for config, given in (
         (learner, {"syncer", "output_dir"}),
         (text, {"model", "data"}),
+        (diffusion, {"model", "data"}),
     ):
         for field in fields(type(config)):
             if field.name not in given:
@@ -42,9 +45,10 @@ def test_every_setting_of_the_objects_has_a_flag():
         "budget_steps": "learner_budget_steps",
         "tls": "tls_ca",
         "rank_timeout_seconds": "rank_timeout",
+        "loss_weighting": "diffusion_loss_weighting",
     }
     internal = {"first_connect_seconds", "rank", "num_ranks"}
-    for config in (LearnerConfig, TextConfig):
+    for config in (LearnerConfig, TextConfig, DiffusionConfig):
         for field in fields(config):
             assert other_names.get(field.name, field.name) in flags | internal, field.name
 
@@ -102,3 +106,36 @@ def test_the_state_folder_and_its_rhythm(tmp_path):
     assert (learner.state_dir, learner.state_every) == (tmp_path, 20)
     with pytest.raises(ConfigError, match="--state-every 0: need at least 1"):
         parse("--state-every", "0").learner_config()
+
+
+def test_diffusion_flags_reach_their_object():
+    flags = parse(
+        *("--task", "diffusion", "--height", "512", "--width", "768", "--resize-mode", "stretch"),
+        *("--diffusion-loss-weighting", "min-snr", "--micro-batch-size", "4", "--lora-r", "8"),
+        *("--shuffle-buffer", "7", "--learner-id", "1", "--num-learners", "2", "--eval-data", "held.jsonl"),
+    )
+    config = flags.task_config()
+    assert isinstance(config, DiffusionConfig)
+    assert (config.height, config.width, config.resize_mode) == (512, 768, "stretch")
+    assert (config.loss_weighting, config.micro_batch_size, config.lora_r) == ("min-snr", 4, 8)
+    assert (config.shuffle_buffer, config.learner_id, config.num_learners) == (7, 1, 2)
+    assert config.eval_data == "held.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--task", "diffusion", "--seq-len", "64"), "--seq-len 64 is for --task text"),
+        (("--task", "diffusion", "--shard", "fsdp"), "--shard fsdp is for --task text"),
+        (("--task", "diffusion", "--compile", "on"), "--compile on is for --task text"),
+        (("--task", "diffusion", "--columns", "user=q"), "--columns user=q is for --task text"),
+        (("--height", "64"), "--height 64 is for --task diffusion"),
+        (("--diffusion-loss-weighting", "snr"), "--diffusion-loss-weighting snr is for --task diffusion"),
+        (("--task", "diffusion", "--tuning", "full"), "--tuning full is for --task text"),
+        (("--task", "diffusion", "--height", "0"), "--height 0 must be from 1 to"),
+        (("--task", "diffusion", "--lora-dropout", "1"), "--lora-dropout 1.0 must be in"),
+    ],
+)
+def test_a_flag_of_the_other_task_is_refused(words, message):
+    with pytest.raises(ConfigError, match=message):
+        parse(*words).task_config()

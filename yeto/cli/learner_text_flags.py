@@ -22,7 +22,7 @@ class TextFlags:
     """Model, tuning and data."""
 
     model: Annotated[str, Parameter(group=MODEL)]
-    """Hugging Face id, or a local model folder."""
+    """Hugging Face id, or a local folder, of a language model or (--task diffusion) a diffusers pipeline."""
     model_revision: Annotated[str | None, Parameter(group=MODEL)] = None
     """Branch, tag or commit of the model."""
     trust_remote_code: Annotated[bool, Parameter(group=MODEL, negative=())] = False
@@ -40,8 +40,8 @@ class TextFlags:
         Parameter(
             group=MODEL,
             help=(
-                "auto (every linear layer; attention only on mixture-of-experts models), attention, "
-                "all-linear, or a comma-separated list of module names."
+                "auto (every linear layer; attention only on mixture-of-experts models; attention and MLP on "
+                "diffusers), attention, all-linear, or a comma-separated list of module names."
             ),
         ),
     ] = "auto"
@@ -128,7 +128,8 @@ class TextFlags:
     seq_len: Annotated[int, Parameter(group=DATA)] = 2048
     """Tokens of one packed block."""
     micro_batch_size: Annotated[int | Literal["auto"], Parameter(group=DATA)] = "auto"
-    """Blocks of one forward pass: auto probes the memory of an accelerator, and is 1 on a CPU."""
+    """Blocks (samples, for diffusion) of one forward pass: auto probes the memory of an accelerator, and is 1
+    on a CPU and for diffusion."""
     packing: Annotated[Literal["documents", "plain"], Parameter(group=DATA)] = "documents"
     """documents keeps rows that share a block from seeing each other; plain does not."""
     tokenize: Annotated[Literal["stream", "preload"], Parameter(group=DATA)] = "stream"
@@ -136,7 +137,7 @@ class TextFlags:
     stream_workers: Annotated[int, Parameter(group=DATA)] = 2
     """Processes that tokenize while training."""
     shuffle_buffer: Annotated[int, Parameter(group=DATA)] = 1024
-    """Blocks that are shuffled among each other."""
+    """Blocks (rows, for diffusion) that are shuffled among each other."""
     eval_data: Annotated[str | None, Parameter(group=DATA)] = None
     """Held-out rows, a source as --data."""
     eval_rows: Annotated[int, Parameter(group=DATA)] = 64

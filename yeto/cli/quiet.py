@@ -12,13 +12,23 @@ import os
 import sys
 import warnings
 
-LIBRARIES = ("transformers", "datasets", "peft", "huggingface_hub", "accelerate", "torch", "tokenizers")
+LIBRARIES = (
+    "transformers",
+    "datasets",
+    "diffusers",
+    "peft",
+    "huggingface_hub",
+    "accelerate",
+    "torch",
+    "tokenizers",
+)
 """Whose warnings a user of ours can do nothing about."""
 
 _QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
     "DATASETS_VERBOSITY": "error",
+    "DIFFUSERS_VERBOSITY": "error",
     "HF_HUB_VERBOSITY": "error",
 }
 _NO_BARS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}

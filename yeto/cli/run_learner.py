@@ -1,4 +1,4 @@
-"""``yeto run --role learner``: one island's learner, from flags to its two configuration objects."""
+"""``yeto run --role learner``: one island's learner, from flags to its configuration objects."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import Annotated, Literal
 from attrs import evolve, frozen
 from cyclopts import Parameter
 
-from yeto.cli.learner_text_flags import EXCHANGE, LOOP, RUN, TextFlags
+from yeto.cli.learner_diffusion_flags import TaskFlags
+from yeto.cli.learner_text_flags import EXCHANGE, LOOP, RUN
 from yeto.cli.quiet import configure_logging, silence_libraries
+from yeto.diffusion.config import DiffusionConfig
+from yeto.diffusion.extra import require_diffusers
 from yeto.errors import ConfigError
 from yeto.learner.config import LearnerConfig
 from yeto.learner.ranks import LAUNCHED, Ranks
@@ -25,7 +28,7 @@ ALONE = Ranks()
 
 @Parameter(name="*")
 @frozen(kw_only=True)
-class LearnerFlags(TextFlags):
+class LearnerFlags(TaskFlags):
     """Every flag of a learner. What is impossible is refused before anything is loaded."""
 
     syncer: Annotated[
@@ -265,12 +268,60 @@ class LearnerFlags(TextFlags):
             num_ranks=ranks.size,
         )
 
+    def diffusion_config(self, ranks: Ranks = ALONE) -> DiffusionConfig:
+        """Return which pipeline to adapt to which rows, on one of an island's ranks.
+
+        Raises:
+            ConfigError: a flag is out of range or contradicts another one.
+        """
+        return DiffusionConfig(
+            model=self.model,
+            model_revision=self.model_revision,
+            trust_remote_code=self.trust_remote_code,
+            data=self.data,
+            data_revision=self.data_revision,
+            data_shard=self.data_shard,
+            eval_data=self.eval_data,
+            eval_rows=self.eval_rows,
+            height=self.height,
+            width=self.width,
+            resize_mode=self.resize_mode,
+            shuffle_buffer=self.shuffle_buffer,
+            # Nothing is probed here: a sample is large, and few go together.
+            micro_batch_size=1 if self.micro_batch_size == "auto" else self.micro_batch_size,
+            loss_weighting=self.diffusion_loss_weighting,
+            tuning=self.tuning,
+            lora_r=self.lora_r,
+            lora_alpha=self.lora_alpha,
+            lora_dropout=self.lora_dropout,
+            lora_targets=self.lora_targets,
+            base_dtype=self.base_dtype,
+            gradient_checkpointing=self.gradient_checkpointing,
+            device=self.device,
+            seed=self.seed,
+            learner_id=self.learner_id,
+            num_learners=self.num_learners,
+            rank=ranks.rank,
+            num_ranks=ranks.size,
+        )
+
+    def task_config(self, ranks: Ranks = ALONE) -> TextConfig | DiffusionConfig:
+        """Return the settings of the task that is asked for.
+
+        Raises:
+            ConfigError: a flag is out of range, contradicts another one, or is of the other task.
+        """
+        self.require_own_flags()
+        return self.diffusion_config(ranks) if self.task == "diffusion" else self.text_config(ranks)
+
 
 def run_learner_command(flags: LearnerFlags) -> int:
     """Train this island's learner until the final cut; under torchrun, as one of its ranks."""
     ranks = Ranks.of(os.environ)
-    learner, text = flags.learner_config(), flags.text_config(ranks)
+    learner, task = flags.learner_config(), flags.task_config(ranks)
     require_packages(learner)
+    if isinstance(task, DiffusionConfig):
+        require_diffusers()
     if LAUNCHED in os.environ:
         from yeto.fleet.child import die_with_parent
 
@@ -283,11 +334,16 @@ def run_learner_command(flags: LearnerFlags) -> int:
     from yeto.learner.island import find_island
     from yeto.learner.task import Task
 
-    island = find_island(ranks, text.device, learner.rank_timeout_seconds)
+    island = find_island(ranks, task.device, learner.rank_timeout_seconds)
 
     def make_task() -> Task:
+        settings = evolve(task, device=island.device(task.device))
+        if isinstance(settings, DiffusionConfig):
+            from yeto.diffusion import build_task as build_diffusion_task
+
+            return build_diffusion_task(settings)
         from yeto.text import build_task
 
-        return build_task(evolve(text, device=island.device(text.device)))
+        return build_task(settings)
 
     return run_learner(learner, make_task, island)

@@ -40,7 +40,7 @@ LEARNER_LEFT_OUT = {
     *("syncer", "learner_id", "num_learners", "output_dir", "log_jsonl", "model", "data", "eval_data"),
     *("auth_key_file", "no_manifest", "learner_budget_steps", "max_local_steps", "torch_threads"),
     *("tls_ca", "tls_cert", "tls_key", "tls_server_name", "state_dir", "shard", "rank_timeout"),
-    *("merge_alpha",),
+    *("merge_alpha", "task", "height", "width", "resize_mode", "diffusion_loss_weighting"),
 }
 
 SyncerPart: Any = flags_without(SyncerFlags, SYNCER_LEFT_OUT, name="SyncerPart", group="Syncer")
@@ -267,9 +267,9 @@ def _epoch_tokens(text: Any) -> int:
     from yeto.text.tokenizer import load_tokenizer
     from yeto.tuning.rows import Cursor, open_source
 
-    encode = encoder_of(text, load_tokenizer(text))
+    encoder = encoder_of(text, load_tokenizer(text))
     source = open_source(text.data, revision=text.data_revision)
-    return sum(len(encode(row).ids) for row in source.rows(Cursor()))
+    return sum(len(row.ids) for row in encoder.each(source.rows(Cursor())))
 
 
 def _result(run: LocalRun, text: Any) -> Path:

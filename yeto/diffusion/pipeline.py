@@ -15,13 +15,13 @@ import logging
 import os
 import sys
 from collections.abc import Collection
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from attrs import field, frozen
 from huggingface_hub import constants
 
+from yeto.diffusion.extra import require_diffusers
 from yeto.errors import ConfigError
 from yeto.tuning.hub import HubError, cause_of, patiently, unreachable_hub
 from yeto.tuning.identity import ModelIdentity, files_digest, require_hub_id
@@ -32,7 +32,6 @@ INDEX: Final = "model_index.json"
 DENOISERS: Final = ("transformer", "transformer_2", "unet")
 VAE: Final = "vae"
 SCHEDULER: Final = "scheduler"
-INSTALL: Final = "pip install 'yeto[diffusion]'"
 _HASHED: Final = (
     "config.json",
     "scheduler_config.json",
@@ -67,17 +66,6 @@ class Found:
     def others_than(self, wanted: Collection[str]) -> dict[str, None]:
         """Return what tells diffusers to leave out all parts but those wanted."""
         return {name: None for name in self.parts if name not in wanted}
-
-
-def require_diffusers() -> None:
-    """Refuse to begin without the library.
-
-    Raises:
-        ConfigError: naming the extra that brings it.
-    """
-    missing = [name for name in ("diffusers", "PIL") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"--task diffusion needs {' and '.join(missing)}: {INSTALL}")
 
 
 def find_pipeline(model: str, revision: str | None = None, *, trust_remote_code: bool = False) -> Found:

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from yeto.diffusion.adapter_files import write_adapter
 from yeto.diffusion.asking import NotTaken
 from yeto.diffusion.config import DiffusionConfig
+from yeto.diffusion.extra import require_diffusers
 from yeto.diffusion.loader import ExampleLoader, first_row, heldout_examples
 from yeto.diffusion.model import LoadedPipeline, load_pipeline
-from yeto.diffusion.pipeline import require_diffusers
 from yeto.diffusion.values import Conditioning, Example, RowNeeds
 from yeto.errors import ConfigError, DataError
 from yeto.learner.task import Batch, Evaluation

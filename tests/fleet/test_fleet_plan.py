@@ -1,5 +1,6 @@
 """The best plan: against every plan there is, by rules written down a second time."""
 
+import ctypes
 import itertools
 import random
 import sys
@@ -17,7 +18,7 @@ from yeto.fleet.models import ModelSize, model_size
 from yeto.fleet.offers import Offer
 from yeto.fleet.plan import make_plan
 from yeto.fleet.shapes import Limits
-from yeto.fleet.solve import Row, choose, least
+from yeto.fleet.solve import Row, choose, least, stdout_to_stderr
 
 SMALL = Training(
     model=ModelSize(name="m", hf_id="m", weights_gb=16, active_gb=16, hidden_size=4096, source="the test")
@@ -251,6 +252,17 @@ def test_an_answer_that_breaks_a_limit_is_not_believed(monkeypatch):
     monkeypatch.setattr(scipy.optimize, "milp", bent)
     with pytest.raises(YetoError, match="not exact"):
         least([1], [Row(coefficients=(1,), high=1)], [-1])
+
+
+def test_lines_that_the_solver_prints_are_not_in_the_way_of_json(capfd):
+    libc = ctypes.CDLL(None)
+    print("before", flush=True)
+    with stdout_to_stderr():
+        # As HiGHS does: through the C library, which keeps it back.
+        libc.puts(b"solving")
+    print("after", flush=True)
+    libc.fflush(None)
+    assert capfd.readouterr() == ("before\nafter\n", "solving\n")
 
 
 def test_without_scipy_the_extra_is_named(monkeypatch):

@@ -12,8 +12,12 @@ HiGHS is called through ``scipy.optimize.milp`` (extra ``fleet``).
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from attrs import frozen
@@ -143,13 +147,14 @@ def _minimise(
     import numpy as np
     from scipy.optimize import Bounds, milp
 
-    answer = milp(
-        np.array(objective, dtype=np.float64),
-        integrality=np.ones(len(highs)),
-        bounds=Bounds(np.array(lows, dtype=np.float64), np.array(highs, dtype=np.float64)),
-        constraints=limits.constraint,
-        options={"mip_rel_gap": 0.0},
-    )
+    with stdout_to_stderr():
+        answer = milp(
+            np.array(objective, dtype=np.float64),
+            integrality=np.ones(len(highs)),
+            bounds=Bounds(np.array(lows, dtype=np.float64), np.array(highs, dtype=np.float64)),
+            constraints=limits.constraint,
+            options={"mip_rel_gap": 0.0},
+        )
     if answer.status == 2:
         return None
     if answer.status != 0 or answer.x is None:
@@ -164,6 +169,26 @@ def _minimise(
     if not exact:
         raise YetoError("the solver's answer is not exact; ask with fewer offers, or with rounder prices")
     return chosen
+
+
+@contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """Have what C code prints on this process's stdout appear on stderr.
+
+    HiGHS now and then prints a line for its developers there, and whoever asks for JSON reads stdout.
+    """
+    flush = ctypes.CDLL(None).fflush
+    sys.stdout.flush()
+    flush(None)
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        # It may lie in the C library's buffer yet.
+        flush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _holds(row: Row, chosen: Sequence[int]) -> bool:

@@ -17,7 +17,10 @@ from cyclopts import Group, Parameter
 from yeto.cli.common import sigterm_unwinds
 
 if TYPE_CHECKING:
+    from yeto.fleet.memory import Training
     from yeto.fleet.offers import Offer
+    from yeto.fleet.plan import Answer
+    from yeto.fleet.shapes import Limits
 
 NO_PLAN = 1
 """Exit code when no plan keeps the limits."""
@@ -94,6 +97,30 @@ def shape_command(
 ) -> int:
     """Choose the islands to rent: the fastest fleet for a budget, or the cheapest for a speed."""
     from yeto.cli.shape_print import print_answer, print_json
+
+    answer, wanted, checked = find_plan(training, limits, output.offers)
+    prediction = None
+    if answer.plan is not None and output.simulate:
+        from yeto.cli.shape_simulate import predict
+
+        with sigterm_unwinds():
+            prediction = predict(answer.plan, wanted)
+    show = print_json if output.as_json else print_answer
+    show(answer, wanted, checked, prediction)
+    if answer.plan is None:
+        print(f"yeto: no plan: {answer.why_none}", file=sys.stderr)
+        return NO_PLAN
+    return 0
+
+
+def find_plan(
+    training: TrainingFlags, limits: LimitFlags, offers: Path | None
+) -> tuple[Answer, Training, Limits]:
+    """Return the best plan, or why there is none, with what it was made for.
+
+    Raises:
+        ConfigError: a flag is impossible, the model's size is unknown, or there are no offers.
+    """
     from yeto.fleet.memory import Training
     from yeto.fleet.models import model_size
     from yeto.fleet.plan import make_plan
@@ -112,19 +139,7 @@ def shape_command(
         seq_len=training.seq_len,
         micro_batch_size=training.micro_batch_size,
     )
-    answer = make_plan(wanted, _offers(output.offers), checked)
-    prediction = None
-    if answer.plan is not None and output.simulate:
-        from yeto.cli.shape_simulate import predict
-
-        with sigterm_unwinds():
-            prediction = predict(answer.plan, wanted)
-    show = print_json if output.as_json else print_answer
-    show(answer, wanted, checked, prediction)
-    if answer.plan is None:
-        print(f"yeto: no plan: {answer.why_none}", file=sys.stderr)
-        return NO_PLAN
-    return 0
+    return make_plan(wanted, _offers(offers), checked), wanted, checked
 
 
 def _exact(value: float | None) -> Fraction | None:

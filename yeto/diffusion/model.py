@@ -52,23 +52,24 @@ class Denoisers:
         self.modules: dict[str, nn.Module] = {part: one for part, one in loaded.items() if one is not None}
         """Part name to module."""
         first: Any = next(iter(self.modules.values()))
-        weight = next(first.parameters())
+        # Its own word for the dtype: some layers stay in float32, whatever the others are.
+        device, dtype = next(first.parameters()).device, first.dtype
         self.schedule: Schedule = schedule_of(pipeline.scheduler, found.name)
         asking = Asking(
             pipeline,
             self.modules,
             self.schedule.scheduler,
             name=found.name,
-            device=weight.device,
-            dtype=weight.dtype,
+            device=device,
+            dtype=dtype,
         )
         self._denoising = Denoising(
             asking,
             self.modules,
             self.schedule,
             name=found.name,
-            device=weight.device,
-            dtype=weight.dtype,
+            device=device,
+            dtype=dtype,
         )
         self.needs: RowNeeds = needs_of(found, pipeline)
         self.manner: Manner | None = None

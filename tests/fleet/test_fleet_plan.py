@@ -18,7 +18,8 @@ from yeto.fleet.models import ModelSize, model_size
 from yeto.fleet.offers import Offer
 from yeto.fleet.plan import make_plan
 from yeto.fleet.shapes import Limits
-from yeto.fleet.solve import Row, choose, least, stdout_to_stderr
+from yeto.fleet.solve import Row, choose, least
+from yeto.fleet.streams import stdout_to_stderr
 
 SMALL = Training(
     model=ModelSize(name="m", hf_id="m", weights_gb=16, active_gb=16, hidden_size=4096, source="the test")

@@ -8,9 +8,7 @@ launches an island does not tell them apart.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable
-from contextlib import redirect_stdout
 from decimal import ROUND_UP, Decimal
 from typing import Any
 
@@ -18,6 +16,7 @@ from yeto.errors import ConfigError, YetoError
 from yeto.fleet.gpus import GPUS
 from yeto.fleet.grammar import CLOUDS, COUNT_MAX
 from yeto.fleet.offers import PRICE_MAX, PRICE_STEP, Offer, in_order
+from yeto.fleet.streams import stdout_to_stderr
 
 WITHOUT_PRICES = ("kubernetes", "slurm", "ssh", "vsphere")
 """Machines that their user has already: SkyPilot knows what is there, and no price."""
@@ -32,7 +31,8 @@ def catalogue_offers() -> tuple[tuple[Offer, ...], dict[str, str]]:
         YetoError: no cloud's catalogue can be had.
     """
     try:
-        from sky import catalog
+        with stdout_to_stderr():
+            from sky import catalog
     except ImportError as error:
         raise ConfigError(
             "no --offers, and SkyPilot's catalogue is not installed: name a file with --offers, "
@@ -45,7 +45,7 @@ def catalogue_offers() -> tuple[tuple[Offer, ...], dict[str, str]]:
             continue
         try:
             # It says on stdout what it fetches.
-            with redirect_stdout(sys.stderr):
+            with stdout_to_stderr():
                 listed = catalog.list_accelerators(gpus_only=True, clouds=cloud, all_regions=True)
         except Exception as error:
             # Each cloud fetches in its own way and fails in its own way; the others are none the worse.

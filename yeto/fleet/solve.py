@@ -12,17 +12,14 @@ HiGHS is called through ``scipy.optimize.milp`` (extra ``fleet``).
 
 from __future__ import annotations
 
-import ctypes
 import math
-import os
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import frozen
 
 from yeto.errors import ConfigError, YetoError
+from yeto.fleet.streams import stdout_to_stderr
 
 
 @frozen(kw_only=True)
@@ -147,6 +144,7 @@ def _minimise(
     import numpy as np
     from scipy.optimize import Bounds, milp
 
+    # HiGHS now and then prints a line for its developers.
     with stdout_to_stderr():
         answer = milp(
             np.array(objective, dtype=np.float64),
@@ -169,26 +167,6 @@ def _minimise(
     if not exact:
         raise YetoError("the solver's answer is not exact; ask with fewer offers, or with rounder prices")
     return chosen
-
-
-@contextmanager
-def stdout_to_stderr() -> Iterator[None]:
-    """Have what C code prints on this process's stdout appear on stderr.
-
-    HiGHS now and then prints a line for its developers there, and whoever asks for JSON reads stdout.
-    """
-    flush = ctypes.CDLL(None).fflush
-    sys.stdout.flush()
-    flush(None)
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        # It may lie in the C library's buffer yet.
-        flush(None)
-        os.dup2(kept, 1)
-        os.close(kept)
 
 
 def _holds(row: Row, chosen: Sequence[int]) -> bool:

@@ -1,12 +1,16 @@
 """Sizes of models, and what an island needs to hold one."""
 
 import json
+import os
 import shutil
 import struct
+import subprocess
+import sys
 from decimal import Decimal
 from fractions import Fraction
 
 import pytest
+from fake_hub import FakeHub
 
 from yeto.errors import ConfigError
 from yeto.fleet.gpus import GPUS, gpu_of
@@ -112,6 +116,44 @@ def test_what_cannot_be_measured_says_so(tmp_path):
         model_size("not an id")
     with pytest.raises(ConfigError, match="is no folder"):
         model_size(str(tmp_path / "absent"))
+
+
+ASKER = """
+import sys
+from yeto.errors import ConfigError
+from yeto.fleet.models import model_size
+for name in sys.argv[1:]:
+    try:
+        print(model_size(name).source)
+    except ConfigError as error:
+        print(error)
+"""
+
+
+def test_the_hub_is_asked_for_headers_alone_and_its_cache_before(fixtures, tmp_path):
+    """A server on this machine is the hub; the client is the real one, in a process with an empty cache."""
+    tiny = {path.name: path.read_bytes() for path in (fixtures / "tiny-llama").iterdir()}
+    hub = FakeHub({"owner/tiny": tiny, "owner/bare": {"config.json": tiny["config.json"]}})
+    names = ("owner/tiny", "owner/tiny", "owner/bare", "owner/none")
+    with hub.served() as address:
+        environ = os.environ | {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+        command = [sys.executable, "-c", ASKER, *names]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=200)
+    first, again, bare, none = done.stdout.splitlines()
+    assert first == again == "the safetensors headers on the hub"
+    assert "has no safetensors files on the hub; say --weights-gb" in bare
+    assert "the hub knows no such model" in none
+    assert hub.ranges
+    assert {header for path, header in hub.ranges if path == "model.safetensors"} == {"bytes=0-100000"}
+    cache = tmp_path / "hub" / "models--owner--tiny" / "snapshots"
+    (commit,) = cache.iterdir()
+    assert [path.name for path in commit.iterdir()] == ["config.json"]
+    # With the weights there, nobody is asked.
+    (commit / "model.safetensors").write_bytes(tiny["model.safetensors"])
+    environ |= {"HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", ASKER, "owner/tiny"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=200)
+    assert done.stdout == f"the safetensors files in {commit}\n"
 
 
 def test_what_the_user_says_goes_first():

@@ -220,8 +220,10 @@ def _of_hub(name: str) -> ModelSize:
     known = ", ".join(one.alias for one in ALIASES)
     try:
         cached = try_to_load_from_cache(name, "config.json")
-        if isinstance(cached, str) and _weight_files(Path(cached).parent, name):
-            return _of_folder(name, Path(cached).parent)
+        if isinstance(cached, str):
+            files = _weight_files(Path(cached).parent, name)
+            if files and all(path.exists() for path in files):
+                return _of_folder(name, Path(cached).parent)
         api = HfApi()
         # Answers in time or not at all; what follows asks the same server.
         api.model_info(name, timeout=HUB_SECONDS)

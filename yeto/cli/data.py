@@ -68,7 +68,7 @@ def cache_latents(
     to the rows: shards whose rows and files did not change are kept.
     """
     silence_libraries()
-    from yeto.diffusion.pipeline import require_diffusers
+    from yeto.diffusion.extra import require_diffusers
 
     require_diffusers()
     from yeto.diffusion.cache import cache_rows

@@ -45,7 +45,8 @@ SHARD_ROWS: Final = 64
 AHEAD: Final = 2
 """Loaded rows that wait for the encoders."""
 ROWS_FILE: Final = "rows.jsonl"
-SETTINGS_FILE: Final = "cache.json"
+SETTINGS_FILE: Final = "cache.settings"
+"""JSON, and not called so: a folder of rows would take it for some."""
 _SHARD: Final = "shard-{:06d}.safetensors"
 _MADE_OF: Final = "yeto_made_of"
 """Entry of a shard's metadata: digest of the rows that it is of, and of the files that they name."""

@@ -16,8 +16,10 @@ import pytest
 from attrs import evolve
 from text_helpers import chat
 
+from yeto.cli.run_local import _epoch_tokens
 from yeto.errors import ConfigError, DataError
 from yeto.text.config import TextConfig
+from yeto.text.evaluate import heldout_rows
 from yeto.text.loader import (
     BlockLoader,
     LoaderState,
@@ -455,6 +457,26 @@ def test_rows_tokenized_by_all_processes_do_not_meet(
         del hashes[before + sum(row in share.rows() for row in range(61)) :]
     assert len(hashes) == 61
     assert len(set(hashes)) == 61
+
+
+def test_whoever_reads_rows_one_after_the_other_has_them_tokenized_together(config, write_rows, monkeypatch):
+    """Held-out rows and the tokens of an epoch: row by row they would take many times as long."""
+    rows = ENCODE_ROWS + 3
+    path = write_rows([chat(f"Question {row}.", f"Answer {row % 7}.") for row in range(rows)])
+    config = evolve(config, data=path, eval_data=path, eval_rows=rows)
+    tokenizer, together, many = load_tokenizer(config), [], RowEncoder.many
+    one_by_one = [RowEncoder(config, tokenizer)(row) for row in open_source(path).rows(Cursor())]
+
+    def noted(self, some):
+        together.append(len(some))
+        return many(self, some)
+
+    monkeypatch.setattr(RowEncoder, "many", noted)
+    found = heldout_rows(config, tokenizer)
+    assert [row.ids.tolist() for row in found] == [row.ids.tolist() for row in one_by_one]
+    assert [row.weights.tolist() for row in found] == [row.weights.tolist() for row in one_by_one]
+    assert _epoch_tokens(config) == sum(len(row.ids) for row in one_by_one)
+    assert together == 2 * [ENCODE_ROWS, 3]
 
 
 def long_file(tmp_path, size):

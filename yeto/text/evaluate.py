@@ -44,9 +44,9 @@ def heldout_rows(config: TextConfig, tokenizer: Any) -> list[Encoded]:
         DataError: a row cannot be used, or none of them has a target.
     """
     assert config.eval_data is not None
-    encode = encoder_of(config, tokenizer)
+    encoder = encoder_of(config, tokenizer)
     source = open_source(config.eval_data, revision=config.data_revision, flag="--eval-data")
-    rows = [encode(row) for row in islice(source.rows(Cursor()), config.eval_rows)]
+    rows = list(encoder.each(islice(source.rows(Cursor()), config.eval_rows)))
     if not any(row.weights[1:].any() for row in rows):
         raise DataError(f"--eval-data {config.eval_data}: {len(rows)} rows without a supervised token")
     return rows

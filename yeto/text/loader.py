@@ -35,7 +35,6 @@ from yeto.text.fork_server import start_fork_server
 from yeto.text.masks import Encoded
 from yeto.text.packing import Block, PackingCounts
 from yeto.text.stream import (
-    ENCODE_ROWS,
     ENCODE_TOKENS,
     Position,
     Produced,
@@ -201,14 +200,11 @@ def preloaded(config: TextConfig, tokenizer: Any, position: Position) -> Iterato
     """Tokenize this process's whole share first, with a progress bar, then stream from memory."""
     assert config.data is not None
     source = open_source(config.data, revision=config.data_revision)
-    encode = encoder_of(config, tokenizer).many
     rows = source.rows(Cursor(), share_of(config).rows())
     if config.rank == 0:
         # One rank of an island shows it for all.
         rows = with_progress(rows, "tokenizing rows")
-    encoded: list[Encoded] = []
-    while some := list(islice(rows, ENCODE_ROWS)):
-        encoded += encode(some)
+    encoded = list(encoder_of(config, tokenizer).each(rows))
     yield from stream_blocks(
         _Memory(encoded),
         Share(),

@@ -13,7 +13,7 @@ buffer: the first block needs the rows of about one block, not a thousand of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -79,6 +79,12 @@ class RowEncoder:
     def many(self, rows: Sequence[Row]) -> list[Encoded]:
         """Tokenize rows together; the result is that of each by itself."""
         return self._encoder.encode_many([self._conversation(row) for row in rows])
+
+    def each(self, rows: Iterable[Row]) -> Iterator[Encoded]:
+        """Tokenize rows as they come, some together, because that takes less time than one by one."""
+        left = iter(rows)
+        while some := list(islice(left, ENCODE_ROWS)):
+            yield from self.many(some)
 
     def _conversation(self, row: Row) -> Conversation:
         return conversation(row.value, row.origin, data_format=self._format, columns=self._columns)

@@ -173,14 +173,20 @@ def test_without_a_plan_the_code_is_1_and_the_reasons_are_there(yeto, planned):
         (("--budget", "3"), "--model is missing"),
         (("--model", "gemma4"), "say one of --budget"),
         (("--model", "gemma4", "--budget", "1", "--flops", "1"), "say one of --budget"),
-        (("--model", "gemma4", "--budget", "nan"), "--budget. It must be above 0"),
-        (("--model", "gemma4", "--budget", "0"), "--budget. It must be above 0"),
+        (("--model", "gemma4", "--budget", "nan"), "--budget nan: must be above 0 and below 1,000,000,000"),
+        (("--model", "gemma4", "--budget", "0"), "--budget 0.0: must be above 0 and below 1,000,000,000"),
         (
             ("--model", "gemma4", "--budget", "9", "--max-islands", "300"),
             "--max-islands 300: must be from 1 to 256",
         ),
-        (("--model", "gemma4", "--budget", "9", "--seq-len", "0"), "--seq-len. It must be from 1"),
+        (
+            ("--model", "gemma4", "--budget", "9", "--seq-len", "0"),
+            "--seq-len 0: must be from 1 to 1,048,576",
+        ),
         (("--model", "gemma4", "--budget", "9", "--tuning", "some"), "--tuning"),
+        (("--model", "gemma4", "--flops", "inf"), "--flops inf: must be above 0"),
+        (("--model", "gemma4", "--budget", "9", "--weights-gb", "-1"), "--weights-gb -1.0: must be above 0"),
+        (("--model", "gemma4", "--budget", "9", "--hidden-size", "0"), "--hidden-size 0: must be from 1"),
     ],
 )
 def test_wrong_usage_is_one_line(yeto, words, said):

@@ -15,6 +15,7 @@ from attrs import frozen
 from cyclopts import Group, Parameter
 
 from yeto.cli.common import sigterm_unwinds
+from yeto.errors import ConfigError
 
 if TYPE_CHECKING:
     from yeto.fleet.memory import Training
@@ -24,20 +25,8 @@ if TYPE_CHECKING:
 
 NO_PLAN = 1
 """Exit code when no plan keeps the limits."""
-
-
-def _above_0(_: object, value: float | None) -> None:
-    if value is not None and not 0 < value < 1e9:
-        raise ValueError("It must be above 0, and less than a billion.")
-
-
-def _count(_: object, value: int | None) -> None:
-    if value is not None and not 1 <= value <= 1 << 20:
-        raise ValueError("It must be from 1 to 1,048,576.")
-
-
-Amount = Annotated[float | None, Parameter(validator=_above_0)]
-Count = Annotated[int, Parameter(validator=_count)]
+AMOUNT_MAX = 10**9
+"""Of dollars and TFLOPS: no fleet comes near it."""
 
 
 @Parameter(name="*", group=Group("What is trained", sort_key=0))
@@ -47,17 +36,17 @@ class TrainingFlags:
 
     model: str
     """An alias (gemma4, deepseek4flash, qwen3-8b, …), a Hugging Face id, or a local model folder."""
-    weights_gb: Amount = None
+    weights_gb: float | None = None
     """Size of all weights in bf16, in GB: twice the billions of parameters. Default: looked up."""
-    hidden_size: Annotated[int | None, Parameter(validator=_count)] = None
+    hidden_size: int | None = None
     """The model's hidden size. Default: looked up, else 4096."""
     tuning: Literal["lora", "full"] = "lora"
     """lora trains small adapters, full everything, in 8 times the memory."""
-    lora_r: Count = 16
+    lora_r: int = 16
     """Rank of the adapters."""
-    seq_len: Count = 2048
+    seq_len: int = 2048
     """Tokens of a row."""
-    micro_batch_size: Count = 1
+    micro_batch_size: int = 1
     """Rows that one accelerator takes at a time."""
 
 
@@ -66,9 +55,9 @@ class TrainingFlags:
 class LimitFlags:
     """What the plan has to keep."""
 
-    budget: Amount = None
+    budget: float | None = None
     """Dollars an hour for everything, $0.40 of them for the head: the fastest plan within it."""
-    flops: Amount = None
+    flops: float | None = None
     """TFLOPS that reach the model: the cheapest plan that has them. Instead of --budget."""
     max_islands: int = 16
     """Most islands."""
@@ -127,8 +116,8 @@ def find_plan(
     from yeto.fleet.shapes import Limits
 
     checked = Limits(
-        budget=_exact(limits.budget),
-        flops=_exact(limits.flops),
+        budget=_exact("--budget", limits.budget),
+        flops=_exact("--flops", limits.flops),
         max_islands=limits.max_islands,
         max_per_offer=limits.max_per_offer,
     ).validated()
@@ -138,13 +127,17 @@ def find_plan(
         lora_r=training.lora_r,
         seq_len=training.seq_len,
         micro_batch_size=training.micro_batch_size,
-    )
+    ).validated()
     return make_plan(wanted, _offers(offers), checked), wanted, checked
 
 
-def _exact(value: float | None) -> Fraction | None:
+def _exact(flag: str, value: float | None) -> Fraction | None:
     """Return a number as it was typed: 23.4, and not the double beside it."""
-    return None if value is None else Fraction(repr(value))
+    if value is None:
+        return None
+    if not 0 < value < AMOUNT_MAX:
+        raise ConfigError(f"{flag} {value}: must be above 0 and below {AMOUNT_MAX:,}")
+    return Fraction(repr(value))
 
 
 def _offers(path: Path | None) -> tuple[Offer, ...]:

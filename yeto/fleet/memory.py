@@ -10,6 +10,7 @@ from typing import Literal
 
 from attrs import frozen
 
+from yeto.errors import ConfigError
 from yeto.fleet.gpus import Gpu
 from yeto.fleet.models import BF16_BYTES, ModelSize
 
@@ -25,6 +26,8 @@ ACTIVATIONS_SEQ_LEN = 2048
 ACTIVATIONS_HIDDEN = 4096
 FULL_FACTOR = 8.0
 """Full tuning: 16 bytes a parameter (f32 master, gradient, two moments) for the 2 of its bf16 weight."""
+FIGURE_MAX = 1 << 20
+"""Of rank, tokens, rows and hidden size."""
 F32_BYTES = 4
 HOST_COPIES = 4
 """f32 copies of what is trained on an island's head: anchors, waiting broadcasts, snapshots, final cut."""
@@ -42,10 +45,26 @@ class Training:
     seq_len: int = ACTIVATIONS_SEQ_LEN
     micro_batch_size: int = 1
 
+    def validated(self) -> Training:
+        """Return self.
+
+        Raises:
+            ConfigError: a figure is out of range.
+        """
+        for flag, value in (
+            ("--lora-r", self.lora_r),
+            ("--seq-len", self.seq_len),
+            ("--micro-batch-size", self.micro_batch_size),
+            ("--hidden-size", self.hidden_size),
+        ):
+            if not 1 <= value <= FIGURE_MAX:
+                raise ConfigError(f"{flag} {value}: must be from 1 to {FIGURE_MAX:,}")
+        return self
+
     @property
     def hidden_size(self) -> int:
         """The model's; where nobody said it, that of the reference."""
-        return self.model.hidden_size or ACTIVATIONS_HIDDEN
+        return ACTIVATIONS_HIDDEN if self.model.hidden_size is None else self.model.hidden_size
 
     @property
     def trained_parameters(self) -> float:

@@ -21,6 +21,8 @@ CONFIG_BYTES_MAX = 4 << 20
 """Of a config.json or an index of safetensors files; real ones have kilobytes, the largest index one MiB."""
 PACKED_SHARE_MAX = 0.01
 """Of a model's elements in integers: counters and buffers. More are packed weights."""
+WEIGHTS_GB_MAX = 1_000_000
+"""Of all weights of a model: some hundred times the largest."""
 HUB_SECONDS = 10.0
 """Longest wait for an answer of the hub."""
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -100,8 +102,11 @@ def model_size(name: str, *, weights_gb: float | None = None, hidden_size: int |
         hidden_size: what the user says of the hidden size; it goes before what was found.
 
     Raises:
-        ConfigError: nobody knows the size, or a folder's files cannot be read; the message says what to do.
+        ConfigError: the user's figure is impossible, nobody knows the size, or a folder's files cannot be
+            read; the message says what to do.
     """
+    if weights_gb is not None and not 0 < weights_gb < WEIGHTS_GB_MAX:
+        raise ConfigError(f"--weights-gb {weights_gb}: must be above 0 and below {WEIGHTS_GB_MAX:,}")
     found = _known(name, weights_gb) or _looked_up(name)
     return found if hidden_size is None else evolve(found, hidden_size=hidden_size)
 

@@ -56,6 +56,7 @@ def run_app(
     *,
     table: str | None = None,
     passing_on: Collection[str] = (),
+    below: Sequence[Any] = (),
 ) -> int:
     """Parse tokens for the app that ``build`` makes, run its command, return the exit code.
 
@@ -66,6 +67,7 @@ def run_app(
             the table named after the command.
         passing_on: commands that call this function again with their words, ``--config`` and ``--debug``
             among them.
+        below: further sources of flags, which are asked after all others.
 
     Returns:
         What the command returned (None counts as 0), or the exit code of the error that ended it.
@@ -88,7 +90,7 @@ def run_app(
             roots = () if table is None else (table,)
             sources.append(Toml(config_path, root_keys=roots, use_commands_as_keys=table is None))
         # Last, so that it sees what every source before it said.
-        app.config = [*sources, refuse_fractions]
+        app.config = [*sources, *below, refuse_fractions]
         # It would end the process in silence.
         app.suppress_keyboard_interrupt = False
         try:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from yeto.cli.common import run_app, take_flag
+from yeto.cli.preset import fill_from_preset
 from yeto.errors import ConfigError
 from yeto.learner.ranks import LAUNCHED
 
@@ -22,6 +23,11 @@ ROLES: dict[str, tuple[str, str, str]] = {
         "yeto.cli.run_syncer",
         "run_syncer_command",
         "The syncer: pulls fragments from the learners, merges, commits, checkpoints, broadcasts.",
+    ),
+    "supervisor": (
+        "yeto.cli.run_supervisor",
+        "run_supervisor_command",
+        "A syncer through both phases of a learner budget, verified, with the final marker as its proof.",
     ),
     "learner": (
         "yeto.cli.run_learner",
@@ -40,7 +46,7 @@ def run_command(
         if not words or {"--help", "-h"} & set(words):
             print("Usage: yeto run --role ROLE [FLAGS]\n")
             for name, (_, _, text) in ROLES.items():
-                print(f"  --role {name:<8} {text}")
+                print(f"  --role {name:<10} {text}")
             print("\nyeto run --role ROLE --help lists the flags of a role.")
             return 0 if words else 2
         raise ConfigError(f"say which part to run with --role {' | '.join(ROLES)}")
@@ -48,7 +54,7 @@ def run_command(
         raise ConfigError(f"--role {role}: must be one of {', '.join(ROLES)}")
     if role != "learner" and LAUNCHED in os.environ:
         raise ConfigError(f"--role {role} is one process; torchrun is for --role learner")
-    return run_app(lambda: _role_app(role), words, table=role)
+    return run_app(lambda: _role_app(role), words, table=role, below=(fill_from_preset,))
 
 
 def _role_app(role: str) -> App:

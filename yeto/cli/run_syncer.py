@@ -13,6 +13,7 @@ from attrs import evolve, frozen
 from cyclopts import Parameter
 
 from yeto.cli.policy import PolicyFlags
+from yeto.cli.preset import PresetFlag
 from yeto.errors import ConfigError
 from yeto.syncer.config import Bounds, StartMode, SyncerConfig, merge_profile
 from yeto.syncer.svd_settings import SvdSettings, parse_devices
@@ -226,7 +227,9 @@ class SyncerFlags(PolicyFlags):
         )
 
 
-def run_syncer_command(flags: Annotated[SyncerFlags, Parameter(name="*")]) -> int:
+def run_syncer_command(
+    flags: Annotated[SyncerFlags, Parameter(name="*")], *, preset: PresetFlag = None
+) -> int:
     """Run the syncer until the final cut; see the flags.
 
     Exit codes: 0 the final cut (or a budget cut-off), 1 failed, 2 wrong usage, 3 final ACKs missing,

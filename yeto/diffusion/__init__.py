@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from yeto.diffusion.config import DiffusionConfig
+    from yeto.diffusion.evaluate import heldout_loss
     from yeto.diffusion.task import DiffusionTask, build_task
 
-_HOME = {"DiffusionConfig": "config", "DiffusionTask": "task", "build_task": "task"}
+_HOME = {
+    "DiffusionConfig": "config",
+    "DiffusionTask": "task",
+    "build_task": "task",
+    "heldout_loss": "evaluate",
+}
 
-__all__ = ["DiffusionConfig", "DiffusionTask", "build_task"]
+__all__ = ["DiffusionConfig", "DiffusionTask", "build_task", "heldout_loss"]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,9 @@ from typing import Any, Final
 from safetensors.torch import save_file
 from torch import Tensor
 
+from yeto.errors import ConfigError
+from yeto.tuning.hub import cause_of
+
 WEIGHTS: Final = "pytorch_lora_weights.safetensors"
 SETTINGS_KEY: Final = "lora_adapter_metadata"
 """What diffusers calls the settings in the head of the file."""
@@ -26,6 +29,11 @@ def file_prefix(component: str) -> str:
     which of the two it is for.
     """
     return "unet" if component == "unet" else "transformer"
+
+
+def load_options(component: str) -> dict[str, Any]:
+    """Return what ``load_lora_weights`` has to be told for a denoiser's folder."""
+    return {"load_into_transformer_2": True} if component == "transformer_2" else {}
 
 
 def component_of(name: str) -> str:
@@ -76,3 +84,29 @@ def write_adapter(
         folder / WEIGHTS,
         metadata={"format": "pt", SETTINGS_KEY: words},
     )
+
+
+def load_adapters(pipeline: Any, folder: Path, components: Sequence[str]) -> None:
+    """Put exported adapters on a pipeline, as its users do.
+
+    Args:
+        pipeline: with these denoisers.
+        folder: has a folder for each denoiser that was trained.
+        components: the denoisers there are.
+
+    Raises:
+        ConfigError: there is no adapter, or the library does not load it.
+    """
+    found = [component for component in components if (folder / component / WEIGHTS).is_file()]
+    if not found:
+        raise ConfigError(
+            f"{folder}: no adapter of {' or '.join(components)} is here; name a folder that "
+            "yeto-diffusion-export or a learner wrote"
+        )
+    for component in found:
+        try:
+            pipeline.load_lora_weights(
+                str(folder / component), adapter_name=component, **load_options(component)
+            )
+        except Exception as error:
+            raise ConfigError(f"{folder / component}: does not load: {cause_of(error)}") from error

@@ -54,6 +54,7 @@ class Denoisers:
         first: Any = next(iter(self.modules.values()))
         # Its own word for the dtype: some layers stay in float32, whatever the others are.
         device, dtype = next(first.parameters()).device, first.dtype
+        self.device: torch.device = device
         self.schedule: Schedule = schedule_of(pipeline.scheduler, found.name)
         asking = Asking(
             pipeline,
@@ -169,6 +170,23 @@ def load_pipeline(config: DiffusionConfig) -> LoadedPipeline:
         device=device,
         compute_dtype=dtype,
     )
+
+
+def load_frozen(config: DiffusionConfig) -> tuple[Found, Any, PipelineEncoders]:
+    """Load a pipeline to look at: its denoisers frozen, without adapters, on their device, and its encoders.
+
+    Raises:
+        ConfigError: the pipeline does not load.
+    """
+    device = choose_device(config.device)
+    dtype = _dtype(config, device)
+    found = _found(config)
+    pipeline = load_parts(found, (*found.denoisers, VAE, SCHEDULER), dtype)
+    for module in _trained_denoisers(found, pipeline).values():
+        module.requires_grad_(False)
+        module.to(device)
+    vae = getattr(pipeline, VAE, None)
+    return found, pipeline, PipelineEncoders(found, device=device, dtype=dtype, vae=vae)
 
 
 def adapt(denoisers: Mapping[str, nn.Module], config: DiffusionConfig) -> Targets:

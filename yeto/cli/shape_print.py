@@ -9,10 +9,10 @@ from typing import Any
 
 from attrs import asdict
 from rich import box
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 
-from yeto.cli.shape_simulate import EGRESS_PRICE, Prediction
+from yeto.cli.shape_simulate import EGRESS_PRICE, LINK_MBPS, Prediction
 from yeto.fleet.gpus import GPUS
 from yeto.fleet.grammar import join_islands
 from yeto.fleet.memory import NODES_MAX, Training
@@ -26,6 +26,8 @@ PAPER_WIDTH = 500
 """Characters of a line where nothing is cut."""
 HEAD_MEMORY_GB = 16
 """Main memory that a machine of the head's price has; a plan that needs more says so."""
+FOLDED = ("where", "reason", "memory of a GPU")
+"""Columns that a narrow terminal folds."""
 NOT_TAKEN_MAX = 10
 """Shapes that fit and are not taken which a terminal shows; JSON has all."""
 
@@ -116,11 +118,13 @@ def _say_plan(say: Any, plan: Plan, training: Training, prediction: Prediction |
     if prediction is not None:
         one = prediction
         say(
-            f"simulated for {one.simulated_seconds / 3600:.1f} h: goodput {one.goodput:.1%}, uptime "
-            f"{one.uptime:.1%}, {one.merged_share:.1%} of the tokens merged, {one.tokens_per_second:,.0f} "
-            f"tokens/s; egress {one.egress_gb_per_hour:,.2f} GB an hour, ${one.egress_cost_per_hour:,.2f} "
-            f"at ${EGRESS_PRICE:.2f} a GB, which the cost above does not have"
+            f"simulated for {one.simulated_seconds / 3600:.1f} h on links of {LINK_MBPS:g} Mbit/s: goodput "
+            f"{one.goodput:.1%}, uptime {one.uptime:.1%}, {one.merged_share:.1%} of the tokens merged, "
+            f"{one.tokens_per_second:,.0f} tokens/s; egress {one.egress_gb_per_hour:,.2f} GB an hour, "
+            f"${one.egress_cost_per_hour:,.2f} at ${EGRESS_PRICE:.2f} a GB, which is not in the cost"
         )
+        if not one.tokens_per_second:
+            say("  nothing is trained by then: to exchange the whole model takes longer on such links")
         say(f"  {one.command}")
     say()
     say(launch_line(plan, training))
@@ -129,7 +133,9 @@ def _say_plan(say: Any, plan: Plan, training: Training, prediction: Prediction |
 def _table(*columns: str, right: Iterable[int] = ()) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if place in right else "left", overflow="fold")
+        is_prose = column in FOLDED
+        justify: JustifyMethod = "right" if place in right else "left"
+        table.add_column(column, justify=justify, no_wrap=not is_prose, overflow="fold")
     return table
 
 

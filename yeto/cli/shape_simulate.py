@@ -11,7 +11,14 @@ from fractions import Fraction
 
 from attrs import evolve, frozen
 
-from yeto.cli.simulate_flags import FleetFlags, LengthFlags, WireFlags
+from yeto.cli.simulate_flags import (
+    MEGABIT_BYTES,
+    WIRE_BYTES,
+    FleetFlags,
+    LearnerFlags,
+    LengthFlags,
+    WireFlags,
+)
 from yeto.cli.simulate_setup import Setup
 from yeto.fleet.memory import Training
 from yeto.fleet.plan import Part, Plan
@@ -24,6 +31,8 @@ STEP_SECONDS_MIN = 0.5
 """A quicker step takes more micro batches: exchanges are counted in steps."""
 REPAIR_MINUTES = 10.0
 """From a preemption until the island trains again."""
+LINK_MBPS = LearnerFlags().up_mbps
+"""Links of the islands, in megabits a second."""
 EGRESS_PRICE = 0.09
 """Dollars a GB, as ``yeto simulate`` has it."""
 FORWARD_BACKWARD = {"full": 6, "lora": 4}
@@ -53,8 +62,10 @@ def predict(plan: Plan, training: Training) -> Prediction:
     """Simulate a plan's fleet, with the same seed every time."""
     learners = [_learner(part, training) for part in plan.parts]
     steps_a_second = sum(part.islands / one.step for part, one in zip(plan.parts, learners, strict=True))
-    seconds = math.ceil(min(LONGEST_SECONDS, LEARNER_STEPS / steps_a_second))
     parameters = max(1, round(training.trained_parameters))
+    # Before the first step what is trained goes to the syncer, and from there to everybody.
+    start = 2 * parameters * WIRE_BYTES["bf16"][0] / (LINK_MBPS * MEGABIT_BYTES)
+    seconds = math.ceil(min(LONGEST_SECONDS, start + LEARNER_STEPS / steps_a_second))
     texts = tuple(one.text for one in learners)
     setup = evolve(
         Setup.default(),

@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from recorded_faults import STORIES
 
 from yeto.core.decisions import DECISIONS
 from yeto.core.events import EVENTS
@@ -71,6 +72,20 @@ def test_each_version_of_format_and_rules_has_recorded_tapes():
     headers = [next(read(path)).body for path in TAPES]
     assert {header.format_version for header in headers} == set(range(1, FORMAT_VERSION + 1))
     assert {header.rules_version for header in headers} == set(range(1, RULES_VERSION + 1))
+
+
+def test_every_story_is_recorded_in_every_format():
+    names = {path.stem for path in TAPES}
+    stories = ("two-learners", *STORIES)
+    missing = [
+        f"{story}-v{version}"
+        for story in stories
+        for version in range(1, FORMAT_VERSION + 1)
+        if f"{story}-v{version}" not in names
+    ]
+    assert not missing, "record them before the format changes again: python tools/record_tape.py"
+    headers = {path.stem: next(read(path)).body for path in TAPES}
+    assert all(name.endswith(f"-v{header.format_version}") for name, header in headers.items())
 
 
 def test_together_they_hold_everything_that_a_syncer_writes():

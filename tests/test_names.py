@@ -13,7 +13,7 @@ from pathlib import Path
 from cyclopts import App
 
 import yeto
-from yeto.cli import checkpoint, export, keys, main, run
+from yeto.cli import checkpoint, data, diffusion_export, export, keys, main, run
 
 NAMES = Path(__file__).with_name("names.txt")
 
@@ -50,7 +50,17 @@ FLAG = re.compile(r"(?<![-\w])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*(?![-\w])")
 EVERYWHERE = {
     *("--config", "--debug", "--help", "--role", "--lora", "--frame-bytes-max"),
     *("--nproc-per-node", "--nnodes", "--master-port", "--standalone", "--pid"),
-    *("--export-word", "--to", "--cluster", "--detach-run", "--endpoint", "--env", "--secret", "--yes"),
+    *(
+        "--export-word",
+        "--interval-s",
+        "--to",
+        "--cluster",
+        "--detach-run",
+        "--endpoint",
+        "--env",
+        "--secret",
+        "--yes",
+    ),
     *("--all", "--output", "--refresh", "--status", "--no-follow", "--python", "--quiet"),
 }
 """Flags that are taken off the line before a command sees it, the name of a family (the --lora flags), what
@@ -87,9 +97,10 @@ def commands():
         for name in ("replay", "status", "report", "dashboard", "simulate", "shape", "launch", "logs", "down")
     }
     found["yeto checkpoint inspect"] = checkpoint.checkpoint_app["inspect"]
+    found["yeto data cache-latents"] = data.data_app["cache-latents"]
     found["yeto keys new"] = keys.keys_app["new"]
     found |= {f"yeto run --role {role}": run._role_app(role) for role in run.ROLES}
-    return found | {"yeto-export": export.build()}
+    return found | {"yeto-export": export.build(), "yeto-diffusion-export": diffusion_export.build()}
 
 
 def options(app: App):
@@ -123,7 +134,7 @@ def test_every_flag_that_a_page_or_a_message_names_is_there():
 
 def test_packages_that_import_on_first_use_know_where_each_public_name_is():
     lazy = {name: import_module(name) for name in packages() if hasattr(import_module(name), "_HOME")}
-    assert sorted(lazy) == ["yeto.merge", "yeto.state", "yeto.text"]
+    assert sorted(lazy) == ["yeto.diffusion", "yeto.merge", "yeto.state", "yeto.text"]
     for name, package in lazy.items():
         assert sorted(package._HOME) == sorted(package.__all__), name
 

@@ -17,6 +17,7 @@ from tiny_pipelines import tiny_flux, tiny_sd, tiny_sd3
 from yeto.cli import diffusion_export as command
 from yeto.cli import export as text_command
 from yeto.cli.common import run_app
+from yeto.diffusion import adapter_files
 from yeto.diffusion import export as export_module
 from yeto.diffusion.export import export
 from yeto.errors import CheckpointError, ConfigError
@@ -268,7 +269,7 @@ def lose_one(tensors):
 @pytest.mark.filterwarnings("ignore")
 def test_a_dead_adapter_does_not_pass(sd, checkpoint, out, monkeypatch, save, problem):
     make_diffusion_checkpoint(checkpoint, sd, ["unet"])
-    monkeypatch.setattr(export_module, "save_file", save)
+    monkeypatch.setattr(adapter_files, "save_file", save)
     with pytest.raises(CheckpointError, match=problem):
         export(checkpoint, sd, out)
     assert not out.exists()

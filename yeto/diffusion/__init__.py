@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from yeto.diffusion.config import DiffusionConfig
     from yeto.diffusion.evaluate import heldout_loss
+    from yeto.diffusion.export import export
     from yeto.diffusion.task import DiffusionTask, build_task
 
 _HOME = {
     "DiffusionConfig": "config",
     "DiffusionTask": "task",
     "build_task": "task",
+    "export": "export",
     "heldout_loss": "evaluate",
 }
 
-__all__ = ["DiffusionConfig", "DiffusionTask", "build_task", "heldout_loss"]
+__all__ = ["DiffusionConfig", "DiffusionTask", "build_task", "export", "heldout_loss"]
 
 
 def __getattr__(name: str) -> Any:

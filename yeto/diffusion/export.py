@@ -10,20 +10,17 @@ the pipeline is loaded to verify, not to export. Without a manifest the pipeline
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from attrs import frozen
-from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
 from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
 
-from yeto.diffusion.export_plan import DiffusionFlags, DiffusionPlan, component_of, plan_export
-from yeto.diffusion.export_verify import Verified, file_prefix, verify_adapters
+from yeto.diffusion.adapter_files import tensors_of, write_adapter
+from yeto.diffusion.export_plan import DiffusionFlags, DiffusionPlan, plan_export
+from yeto.diffusion.export_verify import Verified, verify_adapters
 from yeto.diffusion.model import adapted_shapes
 from yeto.errors import CheckpointError, ConfigError
 from yeto.state import StoredCheckpoint, open_checkpoint
@@ -36,8 +33,6 @@ from yeto.tuning.placing import made_aside, put_in_place
 from yeto.wire import Layout
 
 KIND: Final = "diffusion-adapters"
-WEIGHTS: Final = "pytorch_lora_weights.safetensors"
-"""The name by which diffusers finds it in a folder."""
 
 
 @frozen(kw_only=True)
@@ -120,10 +115,17 @@ def export(
         say(f"writing {output_dir}")
         with made_aside(output_dir) as aside:
             for component in targets:
-                _write_adapter(aside / component, component, tensors, plan, targets[component])
+                write_adapter(
+                    aside / component,
+                    component,
+                    tensors,
+                    r=plan.config.lora_r,
+                    alpha=plan.config.lora_alpha,
+                    targets=targets[component],
+                )
             if verify:
                 say("verifying: loading the result back")
-                verified = verify_adapters(aside, plan, {part: _of(tensors, part) for part in targets})
+                verified = verify_adapters(aside, plan, {part: tensors_of(tensors, part) for part in targets})
             write_facts(
                 aside,
                 stored,
@@ -172,32 +174,3 @@ def _named(
         )
     layout = named_layout(stored, None if said is None else said.layout, shapes, plan.config.model)
     return {part: list(names) for part, names in targets.items()}, layout
-
-
-def _write_adapter(
-    folder: Path, component: str, tensors: Mapping[str, Tensor], plan: DiffusionPlan, targets: list[str]
-) -> None:
-    """Write one denoiser's adapter as diffusers does: PEFT's keys behind a prefix, settings in the head."""
-    prefix = file_prefix(component)
-    settings: dict[str, Any] = {
-        "r": plan.config.lora_r,
-        "lora_alpha": plan.config.lora_alpha,
-        "target_modules": targets,
-    }
-    # Without them the scale would be taken to be 1, whatever alpha is.
-    words = json.dumps({f"{prefix}.{name}": value for name, value in settings.items()}, sort_keys=True)
-    folder.mkdir()
-    save_file(
-        {f"{prefix}.{name}": tensor for name, tensor in _of(tensors, component).items()},
-        folder / WEIGHTS,
-        metadata={"format": "pt", LORA_ADAPTER_METADATA_KEY: words},
-    )
-
-
-def _of(tensors: Mapping[str, Tensor], component: str) -> dict[str, Tensor]:
-    """Return the tensors of one denoiser, by their names inside it."""
-    return {
-        name.removeprefix(f"{component}."): tensor
-        for name, tensor in tensors.items()
-        if component_of(name) == component
-    }

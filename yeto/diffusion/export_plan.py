@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
+from yeto.diffusion.adapter_files import component_of
 from yeto.diffusion.config import DiffusionConfig
 from yeto.diffusion.pipeline import DENOISERS, Found, find_pipeline
 from yeto.errors import CheckpointError
@@ -99,11 +100,6 @@ def plan_export(checkpoint: Checkpoint, flags: DiffusionFlags, say: Callable[[st
             f"{', '.join(found.denoisers)}"
         )
     return DiffusionPlan(config=config, found=found, stated=stated)
-
-
-def component_of(name: str) -> str:
-    """Return the denoiser that a tensor belongs to: the first piece of its name."""
-    return name.partition(".")[0]
 
 
 def _stated(binding: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[str, ...]]]:

@@ -18,6 +18,7 @@ from diffusers.utils import logging as diffusers_logging
 from peft import get_peft_model_state_dict
 from torch import Tensor
 
+from yeto.diffusion.adapter_files import load_options
 from yeto.diffusion.encode import PipelineEncoders
 from yeto.diffusion.export_plan import DiffusionPlan
 from yeto.diffusion.model import Denoisers
@@ -46,20 +47,6 @@ class Verified:
     """Denoiser to the largest change of its prediction against the base pipeline, on a fixed probe."""
     empty: bool
     """The trained tensors say that nothing was learned: every B matrix is zero."""
-
-
-def file_prefix(component: str) -> str:
-    """Return what keys of a denoiser's file begin with, for diffusers to take it.
-
-    The file of a second transformer has the first one's prefix, and a flag of ``load_lora_weights`` says
-    which of the two it is for.
-    """
-    return "unet" if component == "unet" else "transformer"
-
-
-def load_options(component: str) -> dict[str, Any]:
-    """Return what ``load_lora_weights`` has to be told for a denoiser's folder."""
-    return {"load_into_transformer_2": True} if component == "transformer_2" else {}
 
 
 def verify_adapters(

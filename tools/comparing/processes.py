@@ -26,6 +26,10 @@ from ports import free_port
 from yeto.errors import YetoError
 from yeto.text.fork_server import start_fork_server
 
+TOOLS = Path(__file__).parents[1]
+WARM = f"{__package__}.warm"
+"""What the server imports; a module that it does not find it passes over in silence."""
+
 MODEL = "YETO_COMPARING_MODEL"
 """Tells the server which model's code to load beforehand."""
 
@@ -154,6 +158,9 @@ def prepare(model: str, threads: int) -> None:
     for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ[name] = str(threads)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # The server is a Python of its own, and in some versions it is not told where this one finds its modules.
+    paths = [str(TOOLS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
 
 def obey(command: Command) -> None:
@@ -183,7 +190,7 @@ def _slow_down(factor: float) -> None:
 
 def _started(log: Path, target: Callable[..., None], args: tuple[Any, ...]) -> Any:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([f"{__package__}.warm"])
+    context.set_forkserver_preload([WARM])
     start_fork_server()
     process = context.Process(target=_live, args=(str(log), target, args))
     process.start()
@@ -202,6 +209,7 @@ def _live(log: str, target: Callable[..., None], args: tuple[Any, ...]) -> None:
         del os.environ[name]
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
+        assert WARM in sys.modules, f"the server that forks has not imported {WARM}"
         target(*args)
     except YetoError as error:
         print(f"yeto: {error}", file=sys.stderr, flush=True)

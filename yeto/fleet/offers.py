@@ -21,7 +21,7 @@ from yeto.fleet.grammar import CLOUDS, COUNT_MAX
 
 COLUMNS = ("cloud", "region", "gpu", "count", "price", "spot", "quota", "score")
 EXTRA_COLUMNS = ("host_memory",)
-OFFERS_MAX = 10_000
+OFFERS_MAX = 5_000
 FILE_BYTES_MAX = 4 << 20
 ERRORS_SHOWN = 10
 PRICE_STEP = Decimal("0.0001")

@@ -197,7 +197,10 @@ class _Program:
         if limits.flops is not None:
             speeds = [shape.tflops for shape in shapes]
             rows.append(Row(coefficients=tuple(_whole(speeds)), low=math.ceil(limits.flops * _unit(speeds))))
+        sharing = Counter(shape.offer.bucket for shape in shapes)
         for bucket, quota in self._quotas().items():
+            if sharing[bucket] == 1:
+                continue  # its own cap says it
             gpus = tuple(shape.gpus if shape.offer.bucket == bucket else 0 for shape in shapes)
             rows.append(Row(coefficients=gpus, high=quota))
         return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
@@ -14,6 +15,7 @@ import attrs
 from attrs import frozen
 from cyclopts import Group, Parameter
 
+from yeto.cli.learner_diffusion_flags import DIFFUSION_ONLY
 from yeto.cli.passing import flags_without, to_words
 from yeto.cli.run_learner import LearnerFlags
 from yeto.cli.run_local import DEFAULT_MERGES, LEARNER_LEFT_OUT, SYNCER_LEFT_OUT, check_inputs
@@ -23,6 +25,14 @@ from yeto.fleet.grammar import Island, join_islands, parse_islands
 from yeto.fleet.launch import Launch, check_name, is_remote, local_path, require_one_kind
 from yeto.fleet.models import resolve_model
 from yeto.fleet.registry import Run, create_run, find_run, runs_folder
+from yeto.text.config import TextConfig
+
+NO_PLAN = 1
+"""Exit code when no plan keeps the budget."""
+HEAD_MEMORY_GB_MIN = 16
+"""Least memory of a rented head: small machines have it."""
+DISK_GB_MIN = 256
+"""Least disk of a rented machine: SkyPilot's own default."""
 
 _LAUNCH = Group("This launch", sort_key=-1)
 
@@ -34,7 +44,8 @@ SyncerPart: Any = flags_without(
 )
 LearnerPart: Any = flags_without(
     LearnerFlags,
-    (LEARNER_LEFT_OUT - {"shard", "rank_timeout", "merge_alpha"}) | {"chat_template", "device"},
+    (LEARNER_LEFT_OUT - ({"shard", "rank_timeout", "merge_alpha", "task"} | DIFFUSION_ONLY))
+    | {"chat_template", "device"},
     name="LearnerPart",
     group="Learner",
 )
@@ -70,6 +81,15 @@ class LaunchFlags:
     """Write the tasks to ./NAME-tasks and print every command; start and rent nothing."""
     detach: Annotated[bool, Parameter(negative=())] = False
     """Come back as soon as the run is started; yeto status NAME shows it then."""
+    budget: float | None = None
+    """Instead of --gpu: dollars an hour, head included. Shows the fastest plan for them and ends with exit
+    code 0; with --confirm launches it."""
+    confirm: Annotated[bool, Parameter(negative=())] = False
+    """Launch the plan for --budget, and pay for it."""
+    offers: Path | None = None
+    """Offers that --budget chooses from, as for yeto shape. Default: SkyPilot's catalogue."""
+    weights_gb: float | None = None
+    """Size of the model's weights in bf16, in GB. Default: looked up."""
     on_demand: str | None = None
     """Numbers of islands, from 0, that are rented on demand instead of spot: 0,2; or all."""
     head_infra: str | None = None
@@ -97,6 +117,16 @@ def launch_command(
     """
     if flags.resume is not None:
         return _resume(flags, flags.resume)
+    if flags.budget is not None:
+        planned = _plan(flags, learner)
+        if planned is None:
+            return NO_PLAN
+        flags, learner = planned
+        if not flags.confirm:
+            print("nothing is rented yet; to launch this plan, give the same command with --confirm")
+            return 0
+    elif flags.confirm:
+        raise ConfigError("--confirm goes with --budget; what --gpu names is launched without it")
     launch = make_launch(flags, syncer, learner)
     if flags.dry_run:
         return _dry_run(launch)
@@ -108,6 +138,41 @@ def launch_command(
     run = create_run(runs_folder(os.environ), launch, secrets.token_hex(32) + "\n")
     print(f"{launch.name}: {launch.islands}, {_steps(launch)}; everything is in {run.folder}", flush=True)
     return _start(run, launch, detach=flags.detach)
+
+
+def _plan(flags: LaunchFlags, learner: Any) -> tuple[LaunchFlags, Any] | None:
+    """Print the best plan for the budget; return the flags that launch it, or None if there is no plan."""
+    from yeto.cli.shape import LimitFlags, TrainingFlags, find_plan
+    from yeto.cli.shape_print import print_answer
+
+    if flags.gpu is not None:
+        raise ConfigError("--gpu and --budget: give one of them")
+    if flags.model is None:
+        raise ConfigError("--model is missing (see yeto launch --help)")
+    if learner.task != "text":
+        raise ConfigError("--budget plans for --task text only; name the islands with --gpu")
+    rows = 1 if learner.micro_batch_size == "auto" else learner.micro_batch_size
+    training = TrainingFlags(
+        model=flags.model,
+        weights_gb=flags.weights_gb,
+        tuning=learner.tuning,
+        lora_r=learner.lora_r,
+        seq_len=learner.seq_len,
+        micro_batch_size=rows,
+    )
+    answer, wanted, limits = find_plan(training, LimitFlags(budget=flags.budget), flags.offers)
+    print_answer(answer, wanted, limits, None)
+    if answer.plan is None:
+        print(f"yeto: no plan: {answer.why_none}", file=sys.stderr)
+        return None
+    islands = answer.plan.islands
+    # The plan's memory is that of weights which the accelerators of an island share.
+    shared = "fsdp" if any(island.ranks > 1 for island in islands) else learner.shard
+    numbers = ",".join(map(str, answer.plan.on_demand)) or None
+    return (
+        attrs.evolve(flags, gpu=join_islands(islands), on_demand=numbers),
+        attrs.evolve(learner, shard=shared, micro_batch_size=rows),
+    )
 
 
 def make_launch(flags: LaunchFlags, syncer: Any, learner: Any) -> Launch:
@@ -134,7 +199,7 @@ def make_launch(flags: LaunchFlags, syncer: Any, learner: Any) -> Launch:
         | {field.name: getattr(learner, field.name) for field in attrs.fields(LearnerPart)}
     )
     settings.learner_config()
-    text = settings.text_config()
+    task = settings.task_config()
     total_steps = flags.total_steps or DEFAULT_MERGES * settings.fragments
     core = (
         SyncerFlags(
@@ -147,10 +212,10 @@ def make_launch(flags: LaunchFlags, syncer: Any, learner: Any) -> Launch:
     )
     name = check_name(flags.name or _made_up(flags.model))
     output = _output(flags.output, here=here)
-    if here or local_path(model) is not None:
-        check_inputs(text)
-    _require_files(flags, here=here)
-    memory_gb, disk_gb = (0, 0) if here else _machine_sizes(flags, model)
+    if isinstance(task, TextConfig) and (here or local_path(model) is not None):
+        check_inputs(task)
+    _require_files(flags)
+    memory_gb, disk_gb = (0, 0) if here else _machine_sizes(flags, learner, model, len(islands))
     return Launch(
         name=name,
         islands=join_islands(islands),
@@ -159,6 +224,7 @@ def make_launch(flags: LaunchFlags, syncer: Any, learner: Any) -> Launch:
         output=output,
         eval_data=None if flags.eval_data is None else _named(flags.eval_data),
         chat_template=None if flags.chat_template is None else _named(flags.chat_template),
+        task=learner.task,
         quorum=core.quorum,
         syncer_words=(f"--total-steps={total_steps}", *to_words(syncer)),
         learner_words=tuple(to_words(learner)),
@@ -218,30 +284,31 @@ def _named(text: str) -> str:
     return text if path is None else str(path)
 
 
-def _require_files(flags: LaunchFlags, *, here: bool) -> None:
+def _require_files(flags: LaunchFlags) -> None:
     """Refuse a path of this machine that is not there; what may be an id is for its reader to find."""
-    for flag, value in (("--data", flags.data), ("--eval-data", flags.eval_data)):
-        looks_local = value is not None and value.startswith((".", "/", "~"))
-        if value is not None and not here and looks_local and local_path(value) is None:
-            raise ConfigError(f"{flag} {value}: there is no such file or folder on this machine")
+    for flag, value in (("--model", flags.model), ("--data", flags.data), ("--eval-data", flags.eval_data)):
+        if value is not None and value.startswith((".", "/", "~")) and local_path(value) is None:
+            raise ConfigError(f"{flag} {value}: no such file or folder")
     if flags.chat_template is not None and local_path(flags.chat_template) is None:
-        raise ConfigError(f"--chat-template {flags.chat_template}: there is no such file")
+        raise ConfigError(f"--chat-template {flags.chat_template}: no such file")
 
 
-def _machine_sizes(flags: LaunchFlags, model: str) -> tuple[int, int]:
+def _machine_sizes(flags: LaunchFlags, learner: Any, model: str, islands: int) -> tuple[int, int]:
     """Return memory of the head and disk of every machine, in GB."""
+    from yeto.fleet.memory import Training
     from yeto.fleet.models import model_size
 
     memory, disk = flags.head_memory_gb, flags.disk_gb
     if memory is None or disk is None:
         try:
-            weights_gb = model_size(model).weights_gb
+            size = model_size(model, weights_gb=flags.weights_gb)
         except ConfigError as error:
             raise ConfigError(f"{error}; or give --head-memory-gb and --disk-gb") from None
-        # The export holds the model once, and the syncer what is trained; the disk holds what is downloaded
-        # beside what is loaded of it.
-        memory = memory or max(16, int(weights_gb * (1.25 if flags.verify else 0.25)) + 8)
-        disk = disk or max(256, int(weights_gb * 2.5) + 100)
+        syncer = Training(model=size, tuning=learner.tuning, lora_r=learner.lora_r).head_memory_gb(islands)
+        # The export holds the model once; the disk what is downloaded, beside what is made of it.
+        export = size.weights_gb * 1.25 if flags.verify else 0.0
+        memory = memory or max(HEAD_MEMORY_GB_MIN, math.ceil(max(syncer, export)) + 8)
+        disk = disk or max(DISK_GB_MIN, math.ceil(size.weights_gb * 2.5) + 100)
     return memory, disk
 
 
@@ -267,7 +334,7 @@ def _start(run: Run, launch: Launch, *, detach: bool) -> int:
     from yeto.fleet.skypilot import launch_all
     from yeto.fleet.tasks import installed_software, make_tasks
 
-    tasks = make_tasks(launch, run, installed_software(), os.environ)
+    tasks = make_tasks(launch, run, installed_software(launch.task), os.environ)
     run.tasks.mkdir(exist_ok=True)
     for task in tasks:
         (run.tasks / f"{task.name}.yaml").write_text(task.text, encoding="utf-8")
@@ -330,7 +397,7 @@ def _dry_run(launch: Launch) -> int:
 
     # Written as the launch would, but for the folder: the name is not taken.
     run = Run(folder=runs_folder(os.environ) / launch.name)
-    tasks = make_tasks(launch, run, installed_software(), os.environ)
+    tasks = make_tasks(launch, run, installed_software(launch.task), os.environ)
     folder = Path(f"{launch.name}-tasks")
     try:
         folder.mkdir()

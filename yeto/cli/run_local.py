@@ -185,8 +185,8 @@ def check_inputs(text: Any) -> None:
     from yeto.tuning.rows import open_source
 
     check_template(check_model(text.model, text.model_revision), text)
+    open_source(text.data, revision=text.data_revision)
     if text.eval_data is not None:
-        open_source(text.data, revision=text.data_revision)
         open_source(text.eval_data, revision=text.data_revision, flag="--eval-data")
 
 

@@ -57,6 +57,7 @@ def head_command(launch: Launch, place: Place) -> list[str]:
     return [
         *("yeto.fleet.head", f"--host={place.host}", f"--port={place.port}"),
         *(f"--model={place.input(launch.model)}", f"--output={launch.output}"),
+        *([] if launch.task == "text" else [f"--task={launch.task}"]),
         *([] if launch.mirror is None else [f"--mirror={launch.mirror}"]),
         *(f"--export-word={word}" for word in launch.export_words),
         "--",

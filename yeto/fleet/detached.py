@@ -79,8 +79,10 @@ def end(run: Run, say: Callable[[str], None]) -> list[Process]:
     """
     controller = controller_of(run)
     if controller is not None:
-        say("stopping: the head writes a checkpoint, then the islands end")
-        send(controller, signal.SIGTERM)
+        # One whose run is over has written its last word and is about to be gone.
+        if not run.state().over:
+            say("stopping: the head writes a checkpoint, then the islands end")
+            send(controller, signal.SIGTERM)
         wait_gone([controller], END_SECONDS)
     for number, seconds in ((signal.SIGTERM, KILL_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
         left = _left(run)

@@ -37,6 +37,9 @@ MIRROR_SECONDS = 900.0
 PATIENCE_SECONDS = 10.0
 """Time between SIGTERM and SIGKILL for a child whose work is not wanted any more."""
 
+EXPORTS = {"text": "yeto.cli.export", "diffusion": "yeto.cli.diffusion_export"}
+"""What exports the result of a kind of task."""
+
 LAST = "yeto-export.json"
 """File of a result that is copied last: where it is, the others are."""
 
@@ -51,6 +54,7 @@ class HeadSettings:
     model: str
     output: str
     """Where the result goes: a folder of this machine, or a URI."""
+    task: str
     mirror: str | None
     export_words: tuple[str, ...]
     syncer_words: tuple[str, ...]
@@ -85,7 +89,8 @@ class Head:
         return code
 
     async def _live(self) -> int:
-        if self._settings.mirror is not None and _disk_is_empty():
+        if self._settings.mirror is not None:
+            # It does nothing where a run is, and ends what a restore that was cut off began.
             await self._do("restore", self._mirror_words("restore"))
         async with trio.open_nursery() as nursery:
             if self._settings.mirror is not None:
@@ -135,7 +140,11 @@ class Head:
     async def _export(self) -> None:
         output = self._settings.output
         folder = RESULT if is_remote(output) else output.removeprefix("file://")
-        words = ["yeto.cli.export", f"--checkpoint={CHECKPOINT}", f"--model={self._settings.model}"]
+        words = [
+            EXPORTS[self._settings.task],
+            f"--checkpoint={CHECKPOINT}",
+            f"--model={self._settings.model}",
+        ]
         # It may be there from a start of this head that was killed right afterwards.
         words += [f"--output-dir={folder}", "--overwrite", *self._settings.export_words]
         await self._do("export", words)
@@ -204,10 +213,6 @@ def publish(folder: Path, uri: str) -> None:
             )
 
 
-def _disk_is_empty() -> bool:
-    return not (Path(CHECKPOINT).exists() or Path(TAPE).exists())
-
-
 def _port_before() -> int | None:
     """Return the port of the syncer's last start, so that learners find it where it was."""
     try:
@@ -233,6 +238,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--output", required=True)
+    parser.add_argument("--task", choices=sorted(EXPORTS), default="text")
     parser.add_argument("--mirror")
     parser.add_argument("--export-word", action="append", default=[], help="one more word for the export")
     parser.add_argument("syncer", nargs="+", help="after --: flags of the syncer")
@@ -242,6 +248,7 @@ def main(words: Sequence[str] | None = None) -> int:
         port=flags.port,
         model=flags.model,
         output=flags.output,
+        task=flags.task,
         mirror=flags.mirror,
         export_words=tuple(flags.export_word),
         syncer_words=tuple(flags.syncer),

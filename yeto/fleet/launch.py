@@ -35,6 +35,8 @@ class Launch:
     """Rows to train on: an id, a URL, or an absolute path of this machine."""
     output: str
     """Where the result goes: an absolute path of this machine, or a URI."""
+    task: str = "text"
+    """What kind of model it is: text, or diffusion."""
     eval_data: str | None = None
     """Held-out rows, as ``data``."""
     chat_template: str | None = None

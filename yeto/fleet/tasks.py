@@ -66,8 +66,8 @@ class Task:
     """Environment variables of this machine whose values it is given when it is launched."""
 
 
-def installed_software() -> Software:
-    """Return the Yeto that runs here.
+def installed_software(task: str = "text") -> Software:
+    """Return the Yeto that runs here, for a kind of task.
 
     Raises:
         ConfigError: nobody knows its dependencies.
@@ -79,9 +79,12 @@ def installed_software() -> Software:
             "yeto launch: this Yeto was not installed with pip, so its dependencies are unknown; "
             "run pip install -e . in its source"
         ) from error
+    own = f'extra == "{task}"'
     return Software(
         folder=str(Path(yeto.__file__).parent),
-        requirements=tuple(sorted(line for line in stated if "extra ==" not in line)),
+        requirements=tuple(
+            sorted(line.partition(";")[0].strip() for line in stated if "extra ==" not in line or own in line)
+        ),
     )
 
 

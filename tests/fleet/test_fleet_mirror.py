@@ -27,8 +27,8 @@ from yeto.core import decisions as de
 from yeto.errors import CheckpointError, ConfigError, TapeError
 from yeto.fleet import mirror, mirror_tape
 from yeto.fleet.bucket import Bucket, StorageError
+from yeto.fleet.mirror_copies import read_index
 from yeto.fleet.mirror_push import OtherWriter
-from yeto.fleet.mirror_set import read_index
 from yeto.state import read_checkpoint
 from yeto.state.manifest import read_manifest
 
@@ -94,11 +94,11 @@ def test_what_is_copied_comes_back_and_nothing_is_copied_twice(tmp_path, stages,
     live(2)
     third = pusher(uri, place).push()
     assert third.index.number == 3
-    # Two sets are kept, and of the first only what they have in common with it.
+    # Two copies are kept, and of the first only what they have in common with it.
     left = objects(uri)
-    assert [name for name in left if name.startswith("sets/")] == [
-        "sets/000000000002.json",
-        "sets/000000000003.json",
+    assert [name for name in left if name.startswith("copies/")] == [
+        "copies/000000000002.json",
+        "copies/000000000003.json",
     ]
     named = {entry.params_digest for m in (later, read_manifest(place / CHECKPOINT)) for entry in m.fragments}
     assert {name.split("-")[2] for name in left if name.startswith("fragments/")} == named
@@ -110,18 +110,18 @@ def test_the_index_is_written_last_and_tidied_up_is_after_it(live, store):
     process = pusher(HERE, live(0))
     process.push()
     folders = [name.split("/")[-2] for name in store.writes]
-    assert folders == sorted(folders, key=["fragments", "manifests", "tape", "sets"].index)
+    assert folders == sorted(folders, key=["fragments", "manifests", "tape", "copies"].index)
     for number in (1, 2):
         store.writes.clear()
         live(number)
         process.push()
-    last = max(n for n, name in enumerate(store.writes) if "/sets/000000000003" in name)
-    assert "/sets/000000000001" in store.writes[last + 1], "an index goes before what it names"
+    last = max(n for n, name in enumerate(store.writes) if "/copies/000000000003" in name)
+    assert "/copies/000000000001" in store.writes[last + 1], "an index goes before what it names"
     assert len(store.writes) > last + 2
 
 
-def test_a_death_at_any_write_leaves_a_set_that_can_be_restored(tmp_path, stages, live, store):
-    """Wherever the n-th write would be: the old set, or the new one, and the next push makes the new one."""
+def test_a_death_at_any_write_leaves_a_copy_that_can_be_restored(tmp_path, stages, live, store):
+    """Wherever the n-th write would be: the old copy, or the new one, and the next push makes the new one."""
     kept, outcomes = {}, set()
     place = live(0)
     pusher(HERE, place).push()
@@ -163,9 +163,9 @@ def test_a_death_at_any_write_leaves_a_set_that_can_be_restored(tmp_path, stages
     assert not (place / f"{CHECKPOINT}.mirror").exists()
 
 
-@pytest.mark.parametrize("folder", ["fragments", "manifests", "tape", "sets"])
+@pytest.mark.parametrize("folder", ["fragments", "manifests", "tape", "copies"])
 @pytest.mark.parametrize("harm", ["changed", "short", "gone"])
-def test_a_damaged_set_is_passed_over_with_its_reason(tmp_path, stages, live, store, folder, harm):
+def test_a_damaged_copy_is_passed_over_with_its_reason(tmp_path, stages, live, store, folder, harm):
     place = live(0)
     process = pusher(HERE, place)
     process.push()
@@ -182,21 +182,21 @@ def test_a_damaged_set_is_passed_over_with_its_reason(tmp_path, stages, live, st
         bucket.put(victim, bytes(data if harm == "changed" else data[:-5]))
     said = []
     restored = brought_back(HERE, tmp_path / "back", said.append)
-    if folder == "sets" and harm == "gone":
+    if folder == "copies" and harm == "gone":
         assert (restored.index.number, said) == (1, [])
     else:
         (sentence,) = restored.passed_over
         assert said == [sentence]
-        assert sentence.startswith("set 2 is passed over: ")
+        assert sentence.startswith("copy 2 is passed over: ")
         assert victim in sentence
     assert same_run(tmp_path / "back", stages[0])
 
 
-def test_with_sets_of_which_none_is_whole_nobody_may_begin_anew(tmp_path, live):
+def test_with_copies_of_which_none_is_whole_nobody_may_begin_anew(tmp_path, live):
     pusher(HERE, live(0)).push()
     name = next(name for name in objects(HERE) if name.startswith("fragments"))
     Bucket(HERE).remove(name)
-    with pytest.raises(CheckpointError, match=r"1 sets are there and none can be used: set 1 .*fragments/"):
+    with pytest.raises(CheckpointError, match=r"there are copies and none can be used: copy 1 .*fragments/"):
         brought_back(HERE, tmp_path / "back")
     assert os.listdir(tmp_path / "back") == []
 
@@ -205,7 +205,7 @@ def test_nothing_to_restore_and_nothing_to_copy(tmp_path, live, store):
     said = []
     assert brought_back(HERE, tmp_path / "back", said.append) is None
     assert "there is nothing to restore" in said[0]
-    # Also when the first set was never completed.
+    # Also when the first copy was never completed.
     place = live(0)
     store.kill_at = 3
     with pytest.raises(Killed):
@@ -274,7 +274,7 @@ def test_one_place_is_for_one_run_and_one_writer(tmp_path, live, stages):
     live(1)
     second.push()
     live(2)
-    with pytest.raises(OtherWriter, match="somebody else wrote set 2 there, the last of this process was 1"):
+    with pytest.raises(OtherWriter, match="somebody else wrote copy 2 there, the last of this process was 1"):
         first.push()
     assert read_index(Bucket(HERE), 2).step == read_manifest(stages[1] / CHECKPOINT).step
 
@@ -285,7 +285,7 @@ def test_an_answer_that_was_lost_is_no_other_writer(live, store):
     process.push()
 
     def lose_the_answer(path):
-        if path.endswith("/sets/000000000002.json"):
+        if path.endswith("/copies/000000000002.json"):
             store.on_write = None
             fs = Bucket(HERE)._fs
             fs.pipe_file(path, store.data)
@@ -320,9 +320,9 @@ def test_a_store_that_does_not_answer_is_asked_again_and_that_is_told(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
     assert lines[0] == (
-        "mirror: breaking://mirror/run: cannot list sets: TimeoutError: busy; trying again in 0.001 s"
+        "mirror: breaking://mirror/run: cannot list copies: TimeoutError: busy; trying again in 0.001 s"
     )
-    assert lines[3].startswith("mirror: set 1: step ")
+    assert lines[3].startswith("mirror: copy 1: step ")
     # A restore, too; what never will be is not asked for again.
     store.refusals = [TimeoutError("busy")] * 2
     words = [f"--checkpoint={tmp_path / CHECKPOINT}", f"--event-tape={tmp_path / TAPE}", f"--to={HERE}"]
@@ -475,14 +475,14 @@ def test_the_process_copies_until_it_is_told_to_stop_and_then_once_more(tmp_path
     words += [f"--event-tape={place / TAPE}", f"--to={there}", "--interval-s=600"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        assert process.stdout.readline().startswith("mirror: set 1: step ")
+        assert process.stdout.readline().startswith("mirror: copy 1: step ")
         done = subprocess.run(words, capture_output=True, text=True, timeout=200)
         assert done.returncode == 2
         assert "another process mirrors it already" in done.stderr
         live(2)
         process.send_signal(signal.SIGTERM)
         assert process.wait(200) == 0
-        assert process.stdout.read().startswith(f"mirror: set 2: step {TOTAL}, ")
+        assert process.stdout.read().startswith(f"mirror: copy 2: step {TOTAL}, ")
     finally:
         process.kill()
         process.stdout.close()

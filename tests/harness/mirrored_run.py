@@ -86,7 +86,7 @@ fsspec.register_implementation("breaking", BreakingStore, clobber=True)
 def objects(uri):
     """Return the objects of a mirror by name."""
     bucket = Bucket(uri)
-    names = [name for folder in ("fragments", "manifests", "tape", "sets") for name in bucket.sizes(folder)]
+    names = [name for folder in ("fragments", "manifests", "tape", "copies") for name in bucket.sizes(folder)]
     return {name: bucket.get(name, 1 << 30) for name in sorted(names)}
 
 

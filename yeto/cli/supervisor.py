@@ -93,16 +93,20 @@ class _Supervisor:
         self._run = run
         self._port = run.port
         self._stopping = False
+        self._working = trio.CancelScope()
+        """What a signal ends where there is no syncer to be stopped."""
         self._syncer = Child("syncer", (), run.log, keep_variables=run.kept_variables)
 
     async def run(self) -> int:
         with _only_one(self._run.checkpoint):
             story = await self._story()
             self._require_same_run(story)
+            code = STOPPED
             try:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(self._heed_signals)
-                    code = await self._live(story)
+                    with self._working:
+                        code = await self._live(story)
                     nursery.cancel_scope.cancel()
             except BaseException:
                 self._withdraw()
@@ -115,9 +119,8 @@ class _Supervisor:
 
     async def _live(self, story: BudgetRun) -> int:
         run = self._run
-        if not story.finished:
-            # It would be of an earlier run, or of an unfinished one.
-            self._withdraw()
+        # Whatever there is one for, it was not found by this look at everything.
+        self._withdraw()
         if story.cut_off is None:
             run.say(
                 f"phase 1 of 2: {run.num_learners} learners train until each has taken {run.budget} steps; "
@@ -128,8 +131,6 @@ class _Supervisor:
                 return code
             story = await self._story()
         await _off_thread(self._check_cut_off, story)
-        if self._stopping:
-            return STOPPED
         if not story.finished:
             run.say("phase 2 of 2: every fragment is merged once more, by all learners")
             code = await self._phase("phase 2", ["--resume", "--budget-finish"])
@@ -148,6 +149,9 @@ class _Supervisor:
             YetoError: it failed; the message is its own.
         """
         run = self._run
+        if self._stopping:
+            run.say(f"stopped before {name}; the same command goes on from here")
+            return STOPPED
         before = run.tape.stat().st_size if run.tape.exists() else 0
         run.ready_file.unlink(missing_ok=True)
         self._syncer.start(self._command(start))
@@ -159,19 +163,13 @@ class _Supervisor:
                 if code >= 0 or self._stopping:
                     break
                 run.say(f"the syncer was killed by signal {-code}; starting it again from its checkpoint")
-                await self._relaunch(start)
+                await self._syncer.relaunch(self._command(start))
             nursery.cancel_scope.cancel()
         if code < 0:
             return STOPPED
         if code != 0:
             await self._explain(name, code, since=before)
         return code
-
-    async def _relaunch(self, start: Sequence[str]) -> None:
-        await self._syncer.relaunch(self._command(start))
-        if self._stopping:
-            # A signal came while there was no process to pass it on to.
-            self._syncer.send_signal(signal.SIGTERM)
 
     async def _explain(self, name: str, code: int, *, since: int) -> None:
         """Say why a phase did not end well; what ended in order is on the tape, what did not is in the log.
@@ -294,7 +292,12 @@ class _Supervisor:
         said = ""
         while True:
             await trio.sleep(LINE_SECONDS)
-            watcher.look()
+            try:
+                watcher.look()
+            except TapeError:
+                # It was cut back to what is durable; a run does not end because it cannot be shown.
+                watcher = Watcher(self._run.tape, running=lambda _: True)
+                continue
             moment = watcher.moment()
             # What the tape ends with is the session before, until this one has said something.
             if moment is None or moment.phase == "ended":
@@ -314,8 +317,12 @@ class _Supervisor:
                     self._syncer.send_signal(signal.SIGKILL)
                     continue
                 self._stopping = True
-                self._run.say("stopping: the syncer writes a checkpoint first (again to kill it at once)")
-                self._syncer.send_signal(signal.SIGTERM)
+                if self._syncer.running:
+                    self._run.say("stopping: the syncer writes a checkpoint first (again to kill it at once)")
+                    self._syncer.send_signal(signal.SIGTERM)
+                else:
+                    self._run.say("stopped; the same command goes on from here")
+                    self._working.cancel()
 
 
 async def _off_thread(function: Callable[..., T], *arguments: Any) -> T:

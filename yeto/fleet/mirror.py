@@ -3,7 +3,7 @@
 A rented machine takes its disk with it. So beside the syncer, and apart from it, a process copies what the
 syncer has made durable, whenever there is something new. It may lag; a syncer that goes on from what was
 copied is then some merges behind its learners, which roll back to it. What it never has is half of anything:
-see :mod:`yeto.fleet.mirror_set` for what is there, :mod:`yeto.fleet.mirror_push` for the order in which it
+see :mod:`yeto.fleet.mirror_copies` for what is there, :mod:`yeto.fleet.mirror_push` for the order in which it
 gets there, and :mod:`yeto.fleet.mirror_restore` for the way back.
 """
 
@@ -138,7 +138,7 @@ def _restore(bucket: Bucket, checkpoint: Path, tape: Path) -> int:
         index = restored.index
         _say(
             f"restored step {index.step} to {checkpoint} and {restored.records} records to {tape} "
-            f"(set {index.number} of {bucket.uri})"
+            f"(copy {index.number} of {bucket.uri})"
         )
     return 0
 
@@ -163,7 +163,7 @@ def _wait_seconds(failures: int) -> float:
 def _words(pushed: Pushed) -> str:
     index = pushed.index
     return (
-        f"set {index.number}: step {index.step}, {size_text(index.tape_bytes)} of tape; {pushed.objects} "
+        f"copy {index.number}: step {index.step}, {size_text(index.tape_bytes)} of tape; {pushed.objects} "
         f"objects of {size_text(pushed.bytes)} copied in {pushed.seconds:.1f} s"
     )
 

@@ -1,12 +1,12 @@
 """Pushing: what a syncer has made durable on its disk, copied to a bucket while it goes on.
 
 The order is that of a checkpoint, one storey higher: fragment files, then the manifest that names them, then
-the tape, then the index that makes a set of all these. Whatever stops a push in between leaves the set before
-it, and what it had copied is there for the next. Only once a set is complete is tidied up what no kept set
-names.
+the tape, then the index that makes a copy of all these. Whatever stops a push in between leaves the copy that
+was there, and what it had written is of use to the next. Only once a copy is complete is tidied up what no
+kept copy names.
 
 A fragment file may vanish while it is being copied, because a newer version took its place; with a slow
-bucket that would happen time and again, and no set would ever be complete. So the files of the checkpoint
+bucket that would happen time and again, and no copy would ever be complete. So the files of the checkpoint
 that is being copied are held by a second name (a hard link) until they are.
 """
 
@@ -23,11 +23,11 @@ from attrs import frozen
 
 from yeto.errors import CheckpointError, ConfigError, YetoError
 from yeto.fleet.bucket import Bucket, NoObject, StorageError
-from yeto.fleet.mirror_set import (
+from yeto.fleet.mirror_copies import (
+    COPIES,
+    COPIES_KEPT,
     FOLDERS,
     FORMAT_VERSION,
-    SETS,
-    SETS_KEPT,
     Index,
     Segment,
     encode_index,
@@ -35,7 +35,7 @@ from yeto.fleet.mirror_set import (
     index_numbers,
     index_object,
     manifest_object,
-    newest_sets,
+    newest_copies,
     read_index,
 )
 from yeto.fleet.mirror_tape import LocalTape, TapeCut, kept
@@ -67,7 +67,7 @@ class Pushed:
 
 
 class OtherWriter(YetoError):
-    """Somebody else writes sets at the same place."""
+    """Somebody else writes copies at the same place."""
 
 
 class Pusher:
@@ -90,18 +90,18 @@ class Pusher:
         self._say = say
         self._known = False
         self._there: dict[str, int] = {}
-        self._sets: list[tuple[Index, Manifest | None]] = []
+        self._copies: list[tuple[Index, Manifest | None]] = []
         """The kept ones, newest first, with their manifests where these can be read."""
         self._number = 0
         self._tried: tuple[Index, Manifest | None] | None = None
-        """The set whose index was written last, if it was."""
+        """The copy whose index was written last, if it was."""
         self._verified = 0
-        """Which reading of the tape begins with the segments of the newest set."""
+        """Which reading of the tape begins with the segments of the newest copy."""
         self._written = 0
         self._written_bytes = 0
 
     def push(self) -> Pushed | None:
-        """Make a set of the newest checkpoint and of the tape; None when there is nothing new to make one of.
+        """Make a copy of the newest checkpoint and of the tape; None when there is nothing new.
 
         Raises:
             StorageError: the store does not do it, now or ever.
@@ -139,16 +139,16 @@ class Pusher:
     def _look_around(self, session: str) -> None:
         """Find out what is there, of this run or another."""
         shutil.rmtree(self._pins, ignore_errors=True)
-        sets, passed_over, number = newest_sets(self._bucket, most=SETS_KEPT)
+        copies, passed_over, number = newest_copies(self._bucket, most=COPIES_KEPT)
         for sentence in passed_over:
             self._say(f"passed over: {sentence}")
-        for index in sets:
+        for index in copies:
             if index.session_id != session:
                 raise ConfigError(
                     f"--to {self._bucket.uri}: holds the mirror of another run (session {index.session_id}, "
                     f"this one is {session}); name an empty place"
                 )
-        self._sets = [(index, self._manifest_there(index)) for index in sets]
+        self._copies = [(index, self._manifest_there(index)) for index in copies]
         self._number = number
         self._there = {name: size for folder in FOLDERS for name, size in self._bucket.sizes(folder).items()}
         self._known = True
@@ -181,9 +181,9 @@ class Pusher:
         return None
 
     def _is_newest(self, manifest: Manifest, data: bytes) -> bool:
-        if not self._sets:
+        if not self._copies:
             return False
-        last = self._sets[0][0]
+        last = self._copies[0][0]
         same = (last.step, last.manifest_digest) == (manifest.step, stated_digest(data))
         return same and last.tape_bytes == self._tape.end
 
@@ -244,7 +244,7 @@ class Pusher:
         self._tried = index, manifest
         self._bucket.put(index_object(index.number), encode_index(index))
         self._number, self._verified = index.number, self._tape.reading
-        self._sets = [(index, manifest), *self._sets][:SETS_KEPT]
+        self._copies = [(index, manifest), *self._copies][:COPIES_KEPT]
         self._tidy(numbers)
         return Pushed(
             index=index,
@@ -254,28 +254,28 @@ class Pusher:
         )
 
     def _numbers(self) -> list[int]:
-        """Return the numbers of the sets that are there.
+        """Return the numbers of the copies that are there.
 
         Raises:
             OtherWriter: the newest is not by this process.
         """
-        numbers = index_numbers(self._bucket.sizes(SETS))
+        numbers = index_numbers(self._bucket.sizes(COPIES))
         newest = max(numbers, default=0)
         if newest <= self._number:
             return numbers
         if self._tried is None or read_index(self._bucket, newest) != self._tried[0]:
             raise OtherWriter(
-                f"--to {self._bucket.uri}: somebody else wrote set {newest} there, the last of this process "
+                f"--to {self._bucket.uri}: somebody else wrote copy {newest} there, the last of this process "
                 f"was {self._number}; one mirror is for one syncer: end the other, or name another place"
             )
         # The store did it and could not say so.
         self._number = newest
-        self._sets = [self._tried, *self._sets][:SETS_KEPT]
+        self._copies = [self._tried, *self._copies][:COPIES_KEPT]
         return numbers
 
     def _push_tape(self) -> tuple[Segment, ...]:
         """Copy what is new of the tape; return all its segments."""
-        before = self._sets[0][0].segments if self._sets else ()
+        before = self._copies[0][0].segments if self._copies else ()
         try:
             # What this process has not seen the tape begin with is compared, once.
             same = before if self._verified == self._tape.reading else self._tape.unchanged(before)
@@ -290,13 +290,13 @@ class Pusher:
         return (*kept(same), *new) if new else tuple(same)
 
     def _tidy(self, numbers: list[int]) -> None:
-        """Remove what no kept set names: first the indexes, then what they named."""
-        staying = {index.number for index, _ in self._sets}
+        """Remove what no kept copy names: first the indexes, then what they named."""
+        staying = {index.number for index, _ in self._copies}
         for number in numbers:
             if number not in staying:
                 self._bucket.remove(index_object(number))
         named = set()
-        for index, manifest in self._sets:
+        for index, manifest in self._copies:
             named |= {index.manifest_object, *(segment.object for segment in index.segments)}
             named |= {fragment_object(entry) for entry in (manifest.fragments if manifest else ())}
         for name in sorted(self._there.keys() - named):

@@ -1,7 +1,7 @@
-"""Restoring: the newest complete set of a mirror, onto a disk that has nothing of a run.
+"""Restoring: the newest complete copy of a mirror, onto a disk that has nothing of a run.
 
 Nothing gets its name before all of it is there and was checked: every digest of every fragment, the manifest,
-every segment of the tape, each of its lines, and that the tape tells of this very checkpoint. A set of which
+every segment of the tape, each of its lines, and that the tape tells of this very checkpoint. A copy of which
 something is missing or damaged is passed over, and that is said, with the reason. Then the checkpoint folder
 is renamed first and the tape second; a restore that was cut off between the two ends its work at the next
 start.
@@ -21,7 +21,7 @@ from attrs import frozen
 
 from yeto.errors import CheckpointError, TapeError
 from yeto.fleet.bucket import Bucket, StorageError
-from yeto.fleet.mirror_set import SETS, Index, Segment, fragment_object, index_numbers, read_index
+from yeto.fleet.mirror_copies import COPIES, Index, Segment, fragment_object, index_numbers, read_index
 from yeto.state import Manifest, has_checkpoint
 from yeto.state.digested import stated_digest
 from yeto.state.fragmentfile import file_bytes, read_fragment
@@ -45,11 +45,11 @@ class Restored:
     records: int
     """Records of the tape."""
     passed_over: tuple[str, ...]
-    """A sentence for each newer set that could not be used."""
+    """A sentence for each newer copy that could not be used."""
 
 
 def restore(bucket: Bucket, checkpoint: Path, tape: Path, say: Callable[[str], None]) -> Restored | None:
-    """Restore the newest complete set.
+    """Restore the newest complete copy.
 
     Args:
         bucket: the mirror.
@@ -58,18 +58,18 @@ def restore(bucket: Bucket, checkpoint: Path, tape: Path, say: Callable[[str], N
         say: gets a line for what a person should know.
 
     Returns:
-        None when there is nothing to restore: no set was ever completed, or a run is there already.
+        None when there is nothing to restore: no copy was ever completed, or a run is there already.
 
     Raises:
-        CheckpointError: there are sets and none can be used, or half of a run is in the way.
+        CheckpointError: there are copies and none can be used, or half of a run is in the way.
         StorageError: the store refuses.
     """
     aside = _asides(checkpoint, tape)
     if _is_occupied(checkpoint, tape, aside, say):
         return None
-    numbers = index_numbers(bucket.sizes(SETS))
+    numbers = index_numbers(bucket.sizes(COPIES))
     if not numbers:
-        say(f"{bucket.uri}: no set was ever completed here; there is nothing to restore")
+        say(f"{bucket.uri}: no copy was ever completed here; there is nothing to restore")
         return None
     if tape.exists():
         raise CheckpointError(
@@ -84,7 +84,7 @@ def restore(bucket: Bucket, checkpoint: Path, tape: Path, say: Callable[[str], N
         except (CheckpointError, TapeError, StorageError) as error:
             if isinstance(error, StorageError) and not error.hopeless:
                 raise
-            passed_over.append(f"set {number} is passed over: {error}")
+            passed_over.append(f"copy {number} is passed over: {error}")
             say(passed_over[-1])
             continue
         os.rename(aside[0], checkpoint)
@@ -92,9 +92,7 @@ def restore(bucket: Bucket, checkpoint: Path, tape: Path, say: Callable[[str], N
         _take_tape(aside[1], tape)
         return Restored(index=index, records=records, passed_over=tuple(passed_over))
     _clear(*aside)
-    raise CheckpointError(
-        f"{bucket.uri}: {len(numbers)} sets are there and none can be used: {'; '.join(passed_over)}"
-    )
+    raise CheckpointError(f"{bucket.uri}: there are copies and none can be used: {'; '.join(passed_over)}")
 
 
 def _asides(checkpoint: Path, tape: Path) -> tuple[Path, Path]:
@@ -131,7 +129,7 @@ def _clear(folder: Path, tape: Path) -> None:
 
 
 def _fetch(bucket: Bucket, index: Index, folder: Path, tape: Path) -> int:
-    """Bring a set here and check all of it; return the records of its tape.
+    """Bring a copy here and check all of it; return the records of its tape.
 
     Raises:
         CheckpointError: something of the checkpoint is damaged, or the tape is not that of it.
@@ -162,7 +160,7 @@ def _manifest(bucket: Bucket, index: Index) -> tuple[Manifest, bytes]:
     data = bucket.get(name, MANIFEST_BYTES_MAX)
     manifest = decode_manifest(data, f"{bucket.uri}/{name}")
     if (manifest.step, stated_digest(data)) != (index.step, index.manifest_digest):
-        raise CheckpointError(f"{bucket.uri}/{name}: is another manifest than set {index.number} names")
+        raise CheckpointError(f"{bucket.uri}/{name}: is another manifest than copy {index.number} names")
     return manifest, data
 
 
@@ -197,10 +195,10 @@ def _check_tape(tape: Path, index: Index, manifest: Manifest) -> int:
     digests = {entry.fragment: entry.params_digest for entry in manifest.fragments}
     mark = Mark(step=manifest.step, digests=digests, seq=manifest.tape_seq)
     if find_past(counted(), mark) is None:  # type: ignore[arg-type]
-        raise CheckpointError(f"the tape of set {index.number} does not tell of its checkpoint")
+        raise CheckpointError(f"the tape of copy {index.number} does not tell of its checkpoint")
     if session != index.session_id:
         raise CheckpointError(
-            f"the tape of set {index.number} is of session {session}, not {index.session_id}"
+            f"the tape of copy {index.number} is of session {session}, not {index.session_id}"
         )
     return count
 

@@ -1,9 +1,9 @@
 """The tape of a run as its mirror sees it: read on while a syncer writes to it, to the last whole line.
 
-Records are folded for what they say about checkpoints, so that no set has a checkpoint of which its tape does
-not tell: a syncer refuses to go on from such a pair. A tape may also be cut back, by a write that failed or a
-machine that lost its power, and go on with other records from there. So the last line that was read is looked
-at again before each further reading, and if it has changed the whole tape is.
+Records are folded for what they say about checkpoints, so that no copy has a checkpoint of which its tape
+does not tell: a syncer refuses to go on from such a pair. A tape may also be cut back, by a write that failed
+or a machine that lost its power, and go on with other records from there. So the last line that was read is
+looked at again before each further reading, and if it has changed the whole tape is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 from yeto.core.decisions import DECISIONS
 from yeto.core.events import EVENTS
 from yeto.errors import TapeError, YetoError
-from yeto.fleet.mirror_set import Segment
+from yeto.fleet.mirror_copies import Segment
 from yeto.state import Manifest
 from yeto.tape import Decoder, Header, Mark, PastFold, complete_lines
 from yeto.tape.past import RELEVANT

@@ -1,15 +1,15 @@
-"""What a mirror consists of: complete *sets*, each a checkpoint and the tape that tells of it.
+"""What a mirror consists of: complete *copies*, each a checkpoint and the tape that tells of it.
 
 ::
 
     fragments/f0003-v00000017-<params digest>-<momentum digest>.safetensors
     manifests/manifest-<step>-<digest>.json
     tape/<first byte>-<digest>.jsonl       so many bytes of the tape, up to the end of a line
-    sets/<number>.json                     the index of a set, written last
+    copies/<number>.json                   the index of a copy, written last
 
 The name of an object says what is in it. So an object that is there need not be written again, no object is
 ever replaced by another, and a version that a run commits anew after it fell back does not meet its
-predecessor. A set exists from the moment its index does; whoever is cut off before leaves the sets before it.
+predecessor. A copy exists from the moment its index does; whoever is cut off before leaves those before it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from yeto.state.strict import NotStrict, structure
 
 FORMAT_VERSION: Final = 1
 
-FRAGMENTS, MANIFESTS, TAPE, SETS = "fragments", "manifests", "tape", "sets"
+FRAGMENTS, MANIFESTS, TAPE, COPIES = "fragments", "manifests", "tape", "copies"
 FOLDERS: Final = (FRAGMENTS, MANIFESTS, TAPE)
-"""Of what sets are made of."""
+"""Of what copies are made of."""
 
 INDEX_BYTES_MAX: Final = 64 << 20
 """No index is larger: it has a line of a hundred bytes for every few MiB of tape."""
 
-SETS_KEPT: Final = 2
-"""Newest sets that stay: one may turn out damaged."""
+COPIES_KEPT: Final = 2
+"""Newest copies that stay: one may turn out damaged."""
 
-_NUMBER: Final = re.compile(rf"{SETS}/([0-9]{{12}})\.json")
+_NUMBER: Final = re.compile(rf"{COPIES}/([0-9]{{12}})\.json")
 _DIGEST: Final = re.compile(r"[0-9a-f]{32}")
 
 
@@ -65,11 +65,11 @@ class Segment:
 
 @frozen(kw_only=True)
 class Index:
-    """One set."""
+    """One copy."""
 
     format_version: int = FORMAT_VERSION
     number: int
-    """Sets are counted from 1; the highest is the newest."""
+    """Copies are counted from 1; the highest is the newest."""
     session_id: str
     """Of the tape's header: a mirror is of one run."""
     step: int
@@ -102,11 +102,11 @@ def fragment_object(entry: ManifestFragment) -> str:
 
 def index_object(number: int) -> str:
     """Return the name of the object of an index."""
-    return f"{SETS}/{number:012}.json"
+    return f"{COPIES}/{number:012}.json"
 
 
 def index_numbers(names: Iterable[str]) -> list[int]:
-    """Return the numbers of all sets among the names of objects, newest first."""
+    """Return the numbers of all copies among the names of objects, newest first."""
     found = (_NUMBER.fullmatch(name) for name in names)
     return sorted((int(match[1]) for match in found if match is not None), reverse=True)
 
@@ -140,7 +140,7 @@ def read_index(bucket: Bucket, number: int) -> Index:
 def _check(index: Index, number: int, where: str) -> None:
     """Check what types cannot say; what is right here cannot lead a reader to another place."""
     checks = [
-        (index.number == number, f"is of set {index.number}"),
+        (index.number == number, f"is of copy {index.number}"),
         (index.step >= 0, f"step {index.step} is negative"),
         (_DIGEST.fullmatch(index.manifest_digest) is not None, "manifest_digest is not 32 hex digits"),
         (bool(index.segments), "there is no tape"),
@@ -160,21 +160,21 @@ def _check(index: Index, number: int, where: str) -> None:
             raise CheckpointError(f"{where}: {message}")
 
 
-def newest_sets(bucket: Bucket, *, most: int) -> tuple[list[Index], list[str], int]:
-    """Return the newest sets whose indexes are sound.
+def newest_copies(bucket: Bucket, *, most: int) -> tuple[list[Index], list[str], int]:
+    """Return the newest copies whose indexes are sound.
 
     Args:
         bucket: where.
         most: at most so many of them.
 
     Returns:
-        The sets, newest first; a sentence for each index that was passed over; and the highest number that
+        The copies, newest first; a sentence for each index that was passed over; and the highest number that
         any index has, 0 without one.
 
     Raises:
         StorageError: the store refuses, for now or for good.
     """
-    numbers = index_numbers(bucket.sizes(SETS))
+    numbers = index_numbers(bucket.sizes(COPIES))
     found: list[Index] = []
     passed_over: list[str] = []
     for number in numbers:

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 from diffusers import DDPMPipeline, DDPMScheduler, DiffusionPipeline, UNet2DModel
-from tiny_families import FAMILIES, built
+from tiny_families import FAMILIES, built, flux2
 from tiny_pipelines import tiny_flux, tiny_sd, tiny_sd3, tiny_sdxl
 from tiny_wan import tiny_wan
 
@@ -253,6 +253,11 @@ def test_an_answer_that_is_changed_in_an_unknown_way_is_refused(folder):
     pipeline.__class__ = Odd
     with pytest.raises(ConfigError, match="reaches the scheduler changed in a way that is not known"):
         asked(pipeline).rehearse(4, 64, 64)
+
+
+def test_latents_with_a_scale_of_their_own_are_refused():
+    with pytest.raises(ConfigError, match=r"--model m: cannot be trained: .*an order that is not known"):
+        asked(flux2()).rehearse(4, 32, None)
 
 
 def test_a_pipeline_without_prompts_is_refused():

@@ -7,9 +7,12 @@ from diffusers import (
     AuraFlowPipeline,
     AuraFlowTransformer2DModel,
     AutoencoderKL,
+    AutoencoderKLFlux2,
     AutoencoderKLQwenImage,
     DDPMScheduler,
     FlowMatchEulerDiscreteScheduler,
+    Flux2Pipeline,
+    Flux2Transformer2DModel,
     Lumina2Pipeline,
     Lumina2Transformer2DModel,
     PixArtSigmaPipeline,
@@ -115,6 +118,35 @@ def qwen_image():
         latents_std=[1.0] * 4,
     )
     return QwenImagePipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+        vae=vae,
+        text_encoder=None,
+        tokenizer=None,
+        transformer=transformer,
+    )
+
+
+def flux2():
+    """Its VAE has a scale of latents among its weights, so it is refused."""
+    transformer = Flux2Transformer2DModel(
+        patch_size=1,
+        in_channels=16,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=WIDTH,
+        timestep_guidance_channels=8,
+        axes_dims_rope=(4, 4, 4, 4),
+    )
+    vae = AutoencoderKLFlux2(
+        block_out_channels=(8, 8),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        latent_channels=4,
+        norm_num_groups=2,
+    )
+    return Flux2Pipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(),
         vae=vae,
         text_encoder=None,

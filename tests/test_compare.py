@@ -33,6 +33,8 @@ from yeto.errors import ConfigError  # noqa: E402
 from yeto.learner.ranks import Ranks  # noqa: E402
 from yeto.tuning.share import share_of  # noqa: E402
 
+pytestmark = pytest.mark.begins_early
+
 SECONDS_MAX = 600
 """Far more than a comparison of a few steps takes; a hang fails here."""
 

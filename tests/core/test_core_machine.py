@@ -9,6 +9,7 @@ before. :class:`machine_world.World` checks everything after each fact. In the e
 
 The default run is the same on every machine. Others::
 
+    YETO_MACHINE=full pytest tests/core/test_core_machine.py     # the same on every machine, eight times as many
     YETO_MACHINE=deep pytest tests/core/test_core_machine.py     # other facts each time, and far more of them
     YETO_MACHINE=first pytest tests/core/test_core_machine.py    # the default's first failure, unshrunk
 """
@@ -450,7 +451,8 @@ def tell_stray(world: World, kind: str, learner: Learner, step_: int, more: int)
 
 
 PROFILES = {
-    "": settings(max_examples=100, stateful_step_count=35, derandomize=True),
+    "": settings(max_examples=50, stateful_step_count=35, derandomize=True),
+    "full": settings(max_examples=400, stateful_step_count=35, derandomize=True),
     "first": settings(
         max_examples=100, stateful_step_count=35, derandomize=True, phases=[Phase.explicit, Phase.generate]
     ),

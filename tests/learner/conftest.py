@@ -6,6 +6,14 @@ import pytest
 import trio
 from learner_fakes import Steps, TinyTask, config
 from learner_runs import Run
+from rank_processes import rank_template
+
+
+@pytest.fixture(scope="session")
+def template():
+    """Return what starts processes without their imports; one for all files that a worker is given."""
+    with rank_template() as made:
+        yield made
 
 
 @pytest.fixture

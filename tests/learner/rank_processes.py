@@ -8,8 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 HERE = Path(__file__).parent
 SECONDS_MAX = 200
@@ -46,6 +49,16 @@ class Template:
         self._process.stdin.write(json.dumps(job).encode() + b"\n")
         self._process.stdin.flush()
         return self._read_until(lambda said: "started" in said)["started"]
+
+    @contextmanager
+    def process(self, call, *args, output):
+        """Start a function; give the process, which is gone afterwards."""
+        output.touch()
+        started = Started(self, self.start(call, *args, output=output), output)
+        try:
+            yield started
+        finally:
+            self.kill(started.pid)
 
     def island(self, size, call, *args, output):
         """Start the ranks of an island, as torchrun would; returns their pids."""
@@ -94,6 +107,37 @@ class Template:
             read = self._process.stdout.read1()
             assert read, "the template has ended"
             self._pending += read
+
+
+class Started:
+    """A process that a template has started, and what it says."""
+
+    def __init__(self, template, pid, output):
+        self._template = template
+        self._output = output
+        self.pid = pid
+
+    @property
+    def said(self):
+        """What it has said so far, as whole lines."""
+        text = self._output.read_text(encoding="utf-8")
+        return text[: text.rfind("\n") + 1].splitlines()
+
+    def until(self, wanted):
+        """Wait for a line for which ``wanted`` holds; return the first one."""
+        deadline = time.monotonic() + SECONDS_MAX
+        while (found := next(filter(wanted, self.said), None)) is None:
+            assert time.monotonic() < deadline, self.said
+            assert psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE, self.said
+            time.sleep(0.005)
+        return found
+
+    def send_signal(self, number):
+        os.kill(self.pid, number)
+
+    def wait(self):
+        """Wait for its end; return its exit code, or minus the signal that ended it."""
+        return self._template.code(self.pid)
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """A learner process that stays in one phase, for the tests of signals. Prints the phase, then works on."""
 
-import sys
 import time
 from pathlib import Path
 
@@ -42,8 +41,7 @@ def announce(phase):
 announced = False
 
 
-def main():
-    phase, syncer, folder = sys.argv[1:]
+def run(phase, syncer, folder):
 
     def make_task():
         if phase == "loading":
@@ -59,8 +57,4 @@ def main():
         max_local_steps=10**9,
         torch_threads=1,
     )
-    sys.exit(run_learner(config, make_task))
-
-
-if __name__ == "__main__":
-    main()
+    return run_learner(config, make_task)

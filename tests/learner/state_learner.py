@@ -1,6 +1,5 @@
 """A learner process that says each batch it fetches, for a test that kills it; it trains without a syncer."""
 
-import sys
 from pathlib import Path
 
 from learner_fakes import TinyTask
@@ -18,8 +17,8 @@ class SayingTask(TinyTask):
             yield batch
 
 
-def main():
-    folder, steps = Path(sys.argv[1]), int(sys.argv[2])
+def run(folder, steps):
+    folder = Path(folder)
     config = LearnerConfig(
         syncer="none",
         output_dir=folder / "out",
@@ -28,8 +27,4 @@ def main():
         max_local_steps=steps,
         torch_threads=1,
     )
-    sys.exit(run_learner(config, lambda: SayingTask(rows_per_batch=3)))
-
-
-if __name__ == "__main__":
-    main()
+    return run_learner(config, lambda: SayingTask(rows_per_batch=3))

@@ -11,7 +11,7 @@ from contextlib import suppress
 import numpy as np
 import psutil
 import pytest
-from rank_processes import SECONDS_MAX, rank_template
+from rank_processes import SECONDS_MAX
 from safetensors.numpy import load_file
 
 from yeto.errors import ConfigError
@@ -21,12 +21,6 @@ pytestmark = [pytest.mark.begins_early, pytest.mark.timeout(900)]
 
 SHARDS = ("ddp", "fsdp")
 ISLANDS = ((1, "ddp"), (2, "ddp"), (2, "fsdp"))
-
-
-@pytest.fixture(scope="module")
-def template():
-    with rank_template() as made:
-        yield made
 
 
 @pytest.fixture

@@ -2,37 +2,30 @@
 
 import json
 import signal
-import subprocess
-import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
 NOBODY = "127.0.0.1:1"
 
 
-@contextmanager
-def learner(phase, syncer, folder):
+@pytest.fixture
+def learner(template, tmp_path):
     """Run a learner process until it says that it is in the phase."""
-    process = subprocess.Popen(
-        [sys.executable, str(HERE / "signal_learner.py"), phase, syncer, str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout.readline().strip() == phase, process.stderr.read()
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+
+    @contextmanager
+    def run(phase, syncer):
+        arguments = (phase, syncer, tmp_path / "out")
+        with template.process("signal_learner:run", *arguments, output=tmp_path / "said.txt") as process:
+            process.until(lambda line: line == phase)
+            yield process
+
+    return run
 
 
 def end(process):
-    _, errors = process.communicate(timeout=200)
-    return process.returncode, errors
+    code = process.wait()
+    return code, "\n".join(process.said)
 
 
 @pytest.mark.parametrize(
@@ -43,8 +36,8 @@ def end(process):
         ("training", "none", signal.SIGTERM),
     ],
 )
-def test_one_signal_stops_at_the_next_opportunity(tmp_path, phase, syncer, number):
-    with learner(phase, syncer, tmp_path / "out") as process:
+def test_one_signal_stops_at_the_next_opportunity(learner, tmp_path, phase, syncer, number):
+    with learner(phase, syncer) as process:
         process.send_signal(number)
         code, errors = end(process)
     assert code == 4, errors
@@ -58,12 +51,10 @@ def test_one_signal_stops_at_the_next_opportunity(tmp_path, phase, syncer, numbe
         assert not (tmp_path / "out").exists()
 
 
-def test_a_second_signal_ends_the_process_at_once(tmp_path):
-    with learner("one-step", "none", tmp_path / "out") as process:
+def test_a_second_signal_ends_the_process_at_once(learner, tmp_path):
+    with learner("one-step", "none") as process:
         process.send_signal(signal.SIGINT)
-        line = process.stderr.readline()
-        while "once more ends the process at once" not in line:
-            line = process.stderr.readline()
+        process.until(lambda line: "once more ends the process at once" in line)
         process.send_signal(signal.SIGINT)
         code, errors = end(process)
     assert code == 130, errors

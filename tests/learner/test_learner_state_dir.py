@@ -2,10 +2,8 @@
 
 import json
 import resource
-import subprocess
-import sys
+import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +13,6 @@ from learner_fakes import TinyTask, config, eventually
 from yeto.errors import ConfigError
 from yeto.learner.app import run_learner
 from yeto.learner.saved import SavedState
-
-HERE = Path(__file__).parent
 
 STILL = {"inner_lr": 1e-30, "weight_decay": 0.0}
 """Steps that count but do not move a weight."""
@@ -204,33 +200,31 @@ async def test_a_budget_is_saved_before_it_is_told_and_its_answer_is_repeated(le
     assert np.abs(deltas[0]).max() > 0
 
 
-def test_a_process_that_is_killed_three_times_ends_where_one_that_was_not_does(tmp_path):
-    def start(folder):
-        return subprocess.Popen(
-            [sys.executable, str(HERE / "state_learner.py"), str(tmp_path / folder), "40"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+def test_a_process_that_is_killed_three_times_ends_where_one_that_was_not_does(template, tmp_path):
+    lives = iter(range(5))
+
+    def started(folder):
+        output = tmp_path / f"{folder}-{next(lives)}.txt"
+        return template.process("state_learner:run", tmp_path / folder, 40, output=output)
+
+    def rows(process):
+        return [int(line) for line in process.said if line.isdecimal()]
 
     def weights(folder):
         return json.loads((tmp_path / folder / "out" / "weights.json").read_text())
 
-    with start("whole") as process:
-        process.communicate(timeout=200)
-        assert process.returncode == 0
+    with started("whole") as process:
+        assert process.wait() == 0, process.said
     begun = []
-    for rows in (5, 16, 31):
-        with start("killed") as process:
-            lines = [process.stdout.readline()]
-            while int(lines[-1]) < 3 * rows:
-                lines.append(process.stdout.readline())
-            process.kill()
-            begun.append(int(lines[0]))
-    with start("killed") as process:
-        printed, _ = process.communicate(timeout=200)
-        assert process.returncode == 0
-    begun.append(int(printed.split()[0]))
+    for steps in (5, 16, 31):
+        with started("killed") as process:
+            process.until(lambda line, most=3 * steps: line.isdecimal() and int(line) >= most)
+            process.send_signal(signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL
+            begun.append(rows(process)[0])
+    with started("killed") as process:
+        assert process.wait() == 0, process.said
+        begun.append(rows(process)[0])
     # Each life begins behind a saved step: a multiple of three steps of three rows, and not at the beginning.
     assert begun[0] == 3
     assert all((first - 3) % 9 == 0 for first in begun)

@@ -3,7 +3,7 @@
 import torch
 from diffusers import DiffusionPipeline
 from made_checkpoints import write_made
-from peft import LoraConfig, get_peft_model_state_dict
+from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
 
 from yeto.diffusion.pipeline import find_pipeline
 
@@ -21,7 +21,8 @@ def make_diffusion_checkpoint(
     for component in components:
         module = getattr(loaded(model), component)
         torch.manual_seed(3)
-        module.add_adapter(LoraConfig(r=r, lora_alpha=alpha, target_modules=list(targets)))
+        settings = LoraConfig(r=r, lora_alpha=alpha, target_modules=list(targets))
+        inject_adapter_in_model(settings, module)
         for name, tensor in get_peft_model_state_dict(module).items():
             change = noise * torch.randn(tensor.shape, generator=generator)
             tensors[f"{component}.{name}"] = tensor.detach() + change

@@ -9,10 +9,12 @@ import pytest
 import torch
 from diffusion_checkpoints import ALPHA, TARGETS, R, loaded, make_diffusion_checkpoint, sampled
 from made_checkpoints import NUM_FRAGMENTS, write_made
-from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import LoraConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tiny_pipelines import tiny_flux, tiny_sd, tiny_sd3
+from tiny_families import built
+from tiny_pipelines import tiny_flux, tiny_sd, tiny_sd3, tiny_sdxl
+from tiny_wan import tiny_wan
 
 from yeto.cli import diffusion_export as command
 from yeto.cli import export as text_command
@@ -25,8 +27,8 @@ from yeto.layout import tensor_slices
 from yeto.state import read_checkpoint
 from yeto.wire import TrainingManifest
 
-MAKERS = {"sd": tiny_sd, "sd3": tiny_sd3, "flux": tiny_flux}
-COMPONENT = {"sd": "unet", "sd3": "transformer", "flux": "transformer"}
+MAKERS = {"sd": tiny_sd, "sdxl": tiny_sdxl, "sd3": tiny_sd3, "flux": tiny_flux}
+COMPONENT = {"sd": "unet", "sdxl": "unet", "sd3": "transformer", "flux": "transformer"}
 LORA = {"lora_r": R, "lora_alpha": ALPHA, "lora_targets": ",".join(TARGETS)}
 
 
@@ -102,12 +104,11 @@ def test_load_lora_weights_gives_the_model_that_was_trained(pipelines, checkpoin
         "verifying:",
         "verified:",
         "done:",
+        f'pipeline.load_lora_weights("{out / component}")',
     ]
 
 
 def test_a_second_transformer_has_a_folder_of_its_own(tmp_path, checkpoint, out):
-    from tiny_wan import tiny_wan
-
     model = str(tiny_wan(tmp_path / "wan"))
     tensors = make_diffusion_checkpoint(checkpoint, model, ["transformer", "transformer_2"])
     report = export(checkpoint, model, out)
@@ -123,6 +124,27 @@ def test_a_second_transformer_has_a_folder_of_its_own(tmp_path, checkpoint, out)
             key for key in tensors if key.startswith(f"{component}.")
         }
         assert all(torch.equal(tensor, tensors[f"{component}.{key}"]) for key, tensor in found.items())
+
+
+def test_a_pipeline_without_load_lora_weights_gets_a_folder_of_peft(tmp_path, checkpoint, out):
+    model = str(tmp_path / "pixart")
+    built("pixart").save_pretrained(model)
+    tensors = make_diffusion_checkpoint(checkpoint, model, ["transformer"])
+    lines = []
+    report = export(checkpoint, model, out, say=lines.append)
+    assert report.verified.moved["transformer"] > 0
+    line = (
+        f'  pipeline.transformer = PeftModel.from_pretrained(pipeline.transformer, "{out / "transformer"}")'
+    )
+    assert lines[-1] == line
+    pipeline = loaded(model)
+    assert not hasattr(pipeline, "load_lora_weights")
+    adapted = PeftModel.from_pretrained(pipeline.transformer, str(out / "transformer"))
+    assert (adapted.peft_config["default"].r, adapted.peft_config["default"].lora_alpha) == (R, ALPHA)
+    found = get_peft_model_state_dict(adapted)
+    assert len(found) == len(tensors)
+    for name, tensor in found.items():
+        assert torch.equal(tensor, tensors[name.replace("base_model.model", "transformer")])
 
 
 def test_the_facts_of_an_export(sd, checkpoint, out):
@@ -262,7 +284,7 @@ def lose_one(tensors):
             r"keys differ from those that were loaded: missing .*lora_B.weight, unex",
         ),
         (respelled(dict, settings=False), r"loaded with r 4 and alpha 4 instead of 4 and 8"),
-        (respelled(lambda t: {k.replace("lora_", "x_"): v for k, v in t.items()}), "diffusers does not load"),
+        (respelled(lambda t: {k.replace("lora_", "x_"): v for k, v in t.items()}), "unet: does not load: "),
     ],
     ids=["prefix", "values", "lost", "scale", "names"],
 )

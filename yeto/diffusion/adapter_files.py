@@ -1,7 +1,9 @@
-"""An adapter as a folder that ``pipeline.load_lora_weights`` takes: one for each denoiser.
+"""An adapter as a folder that its users load, one for each denoiser.
 
-The keys are PEFT's own behind a prefix for the part of the pipeline, and the head of the file has rank, alpha
-and targets: without them the library would take the scale to be one, whatever alpha is.
+Where the pipeline has ``load_lora_weights``, as nearly all have, it is a file of diffusers: PEFT's keys
+behind a prefix for the part of the pipeline, and in the head rank, alpha and targets; without them the
+library would take the scale to be one, whatever alpha is. Where it has not (PixArt, say), it is a folder of
+PEFT, which ``PeftModel.from_pretrained`` puts on the denoiser itself.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from diffusers.utils import logging as diffusers_logging
+from peft import LoraConfig, PeftModel
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -18,6 +22,8 @@ from yeto.errors import ConfigError
 from yeto.tuning.hub import cause_of
 
 WEIGHTS: Final = "pytorch_lora_weights.safetensors"
+PEFT_WEIGHTS: Final = "adapter_model.safetensors"
+_PEFT_PREFIX: Final = "base_model.model"
 SETTINGS_KEY: Final = "lora_adapter_metadata"
 """What diffusers calls the settings in the head of the file."""
 
@@ -34,6 +40,22 @@ def file_prefix(component: str) -> str:
 def load_options(component: str) -> dict[str, Any]:
     """Return what ``load_lora_weights`` has to be told for a denoiser's folder."""
     return {"load_into_transformer_2": True} if component == "transformer_2" else {}
+
+
+def takes_adapters(kind: str) -> bool:
+    """Tell whether pipelines of a class have ``load_lora_weights``; one that diffusers does not know may."""
+    import diffusers
+
+    pipeline = getattr(diffusers, kind, None)
+    return pipeline is None or hasattr(pipeline, "load_lora_weights")
+
+
+def how_to_load(kind: str, folder: Path, component: str) -> str:
+    """Return the line of Python by which a pipeline gets a denoiser's adapter."""
+    if not takes_adapters(kind):
+        return f'pipeline.{component} = PeftModel.from_pretrained(pipeline.{component}, "{folder}")'
+    options = "".join(f", {name}={value}" for name, value in load_options(component).items())
+    return f'pipeline.load_lora_weights("{folder}"{options})'
 
 
 def component_of(name: str) -> str:
@@ -55,6 +77,7 @@ def write_adapter(
     component: str,
     tensors: Mapping[str, Tensor],
     *,
+    kind: str,
     r: int,
     alpha: int,
     targets: Sequence[str],
@@ -64,6 +87,7 @@ def write_adapter(
     Args:
         folder: is made.
         component: the denoiser.
+        kind: class of the pipeline, which decides what loads there.
         tensors: by canonical name; others than this denoiser's are left out.
         r: rank.
         alpha: scale times rank.
@@ -72,18 +96,46 @@ def write_adapter(
     Raises:
         OSError: the system refuses.
     """
-    prefix = file_prefix(component)
-    settings: dict[str, Any] = {"r": r, "lora_alpha": alpha, "target_modules": list(targets)}
-    words = json.dumps({f"{prefix}.{name}": value for name, value in settings.items()}, sort_keys=True)
     folder.mkdir(parents=True, exist_ok=True)
+    settings: dict[str, Any] = {"r": r, "lora_alpha": alpha, "target_modules": list(targets)}
+    metadata = {"format": "pt"}
+    if takes_adapters(kind):
+        prefix, file_name = file_prefix(component), WEIGHTS
+        words = {f"{prefix}.{name}": value for name, value in settings.items()}
+        metadata[SETTINGS_KEY] = json.dumps(words, sort_keys=True)
+    else:
+        prefix, file_name = _PEFT_PREFIX, PEFT_WEIGHTS
+        LoraConfig(**settings, inference_mode=True).save_pretrained(folder)
+    own = tensors_of(tensors, component)
     save_file(
-        {
-            f"{prefix}.{name}": tensor.detach().to("cpu").contiguous()
-            for name, tensor in tensors_of(tensors, component).items()
-        },
-        folder / WEIGHTS,
-        metadata={"format": "pt", SETTINGS_KEY: words},
+        {f"{prefix}.{name}": tensor.detach().to("cpu").contiguous() for name, tensor in own.items()},
+        folder / file_name,
+        metadata=metadata,
     )
+
+
+def load_adapter(pipeline: Any, folder: Path, component: str, name: str) -> None:
+    """Put one exported adapter on a pipeline's denoiser, as its users do.
+
+    Args:
+        pipeline: with the denoiser, whose layers are replaced in place.
+        folder: of the denoiser.
+        component: the denoiser.
+        name: of the adapter, from now on.
+
+    Raises:
+        Exception: whatever the libraries raise.
+    """
+    if (folder / PEFT_WEIGHTS).is_file():
+        PeftModel.from_pretrained(getattr(pipeline, component), str(folder), adapter_name=name)
+        return
+    # The library would also tell of text encoders, for which there is no adapter and need not be.
+    before = diffusers_logging.get_verbosity()
+    diffusers_logging.set_verbosity_error()
+    try:
+        pipeline.load_lora_weights(str(folder), adapter_name=name, **load_options(component))
+    finally:
+        diffusers_logging.set_verbosity(before)
 
 
 def load_adapters(pipeline: Any, folder: Path, components: Sequence[str]) -> None:
@@ -97,7 +149,11 @@ def load_adapters(pipeline: Any, folder: Path, components: Sequence[str]) -> Non
     Raises:
         ConfigError: there is no adapter, or the library does not load it.
     """
-    found = [component for component in components if (folder / component / WEIGHTS).is_file()]
+    found = [
+        component
+        for component in components
+        if any((folder / component / name).is_file() for name in (WEIGHTS, PEFT_WEIGHTS))
+    ]
     if not found:
         raise ConfigError(
             f"{folder}: no adapter of {' or '.join(components)} is here; name a folder that "
@@ -105,8 +161,6 @@ def load_adapters(pipeline: Any, folder: Path, components: Sequence[str]) -> Non
         )
     for component in found:
         try:
-            pipeline.load_lora_weights(
-                str(folder / component), adapter_name=component, **load_options(component)
-            )
+            load_adapter(pipeline, folder / component, component, component)
         except Exception as error:
             raise ConfigError(f"{folder / component}: does not load: {cause_of(error)}") from error

@@ -1,4 +1,4 @@
-"""From a checkpoint to adapters that ``pipeline.load_lora_weights`` of diffusers takes, a folder a denoiser.
+"""From a checkpoint to adapters that diffusers loads, one folder for each denoiser.
 
 The rule: all or nothing. The folder is written under another name, loaded back and compared, and only then
 renamed; whoever finds it under its own name has adapters that work. Nothing but the checkpoint and the base
@@ -18,7 +18,7 @@ import torch
 from attrs import frozen
 from safetensors import SafetensorError
 
-from yeto.diffusion.adapter_files import tensors_of, write_adapter
+from yeto.diffusion.adapter_files import how_to_load, tensors_of, write_adapter
 from yeto.diffusion.export_plan import DiffusionFlags, DiffusionPlan, plan_export
 from yeto.diffusion.export_verify import Verified, verify_adapters
 from yeto.diffusion.model import adapted_shapes
@@ -119,6 +119,7 @@ def export(
                     aside / component,
                     component,
                     tensors,
+                    kind=plan.found.kind,
                     r=plan.config.lora_r,
                     alpha=plan.config.lora_alpha,
                     targets=targets[component],
@@ -146,7 +147,9 @@ def export(
     if verified is not None:
         moved = ", ".join(f"{part} by up to {change:.3g}" for part, change in verified.moved.items())
         say(f"verified: {verified.tensors} tensors; predictions moved: {moved}")
-    say(f"done: {output_dir}")
+    say(f"done: {output_dir}; in Python:")
+    for component in targets:
+        say(f"  {how_to_load(plan.found.kind, output_dir / component, component)}")
     return DiffusionExportReport(
         output_dir=output_dir,
         step=step,

@@ -2,23 +2,23 @@
 
 The rule: writing without an error proves nothing. An adapter whose keys are named wrongly loads with a
 warning at most and does nothing, and one whose scale is lost acts too little. So each folder is loaded with
-``pipeline.load_lora_weights``, every tensor must be there with its values and no other, rank and alpha must
-be those of the checkpoint, and what the denoiser predicts must differ from what it predicted before.
+``pipeline.load_lora_weights`` (or what its users have instead), every tensor must be there with its values
+and no other, rank and alpha must be those of the checkpoint, and what the denoiser predicts must differ from
+what it predicted before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from attrs import frozen
-from diffusers.utils import logging as diffusers_logging
 from peft import get_peft_model_state_dict
 from torch import Tensor
 
-from yeto.diffusion.adapter_files import load_options
+from yeto.diffusion.adapter_files import load_adapter
 from yeto.diffusion.encode import PipelineEncoders
 from yeto.diffusion.export_plan import DiffusionPlan
 from yeto.diffusion.model import Denoisers
@@ -86,9 +86,9 @@ def _change(
     denoisers = Denoisers(plan.found, pipeline)
     before = _probe(plan, denoisers, component, dtype)
     try:
-        _load(pipeline, folder, component)
+        load_adapter(pipeline, folder, component, PROBED)
     except Exception as error:
-        raise CheckpointError(f"{folder}: diffusers does not load it: {cause_of(error)}") from error
+        raise CheckpointError(f"{folder}: does not load: {cause_of(error)}") from error
     module = getattr(pipeline, component)
     if PROBED not in getattr(module, "peft_config", {}):
         raise CheckpointError(f"{folder}: {plan.found.kind} does not take it for its {component}")
@@ -118,16 +118,6 @@ def _change(
     if not change < float("inf"):
         raise CheckpointError(f"{folder}: with the adapter the predictions of {component} are not finite")
     return change
-
-
-def _load(pipeline: Any, folder: Path, component: str) -> None:
-    # It would also tell of text encoders, for which there is no adapter and need not be.
-    before = diffusers_logging.get_verbosity()
-    diffusers_logging.set_verbosity_error()
-    try:
-        pipeline.load_lora_weights(str(folder), adapter_name=PROBED, **load_options(component))
-    finally:
-        diffusers_logging.set_verbosity(before)
 
 
 def _probe(plan: DiffusionPlan, denoisers: Denoisers, component: str, dtype: torch.dtype) -> Tensor:

@@ -16,10 +16,11 @@ from yeto.diffusion.values import RowNeeds
 from yeto.errors import ConfigError
 
 _PROMPT_WIDTHS: Final = (
-    *("cross_attention_dim", "joint_attention_dim", "caption_channels", "cap_feat_dim", "text_dim"),
+    *("caption_channels", "cross_attention_dim", "joint_attention_dim", "cap_feat_dim", "text_dim"),
     "text_embed_dim",
 )
-"""What settings of denoisers call the width of a prompt's embeddings."""
+"""What settings of denoisers call the width of a prompt's embeddings. Where there are captions, the width of
+cross attention is that behind a projection."""
 _LATENT_CHANNELS: Final = ("latent_channels", "z_dim")
 """What settings of VAEs call the channels of latents."""
 _PACKED: Final = 4

@@ -132,6 +132,7 @@ class DiffusionTask:
                 folder / part,
                 part,
                 tensors,
+                kind=self._model.found.kind,
                 r=self.config.lora_r,
                 alpha=self.config.lora_alpha,
                 targets=names,

@@ -133,14 +133,14 @@ MUTANTS = (
     Mutant(
         "deadline-ignores-progress",
         "pushes.py",
-        "held = draft.at + PROGRESS_SECONDS + PROGRESS_SLACK_SECONDS",
-        "held = draft.at",
+        "held = at + PROGRESS_SECONDS + PROGRESS_SLACK_SECONDS",
+        "held = at",
         "an upload that goes on moves the quorum deadline",
     ),
     Mutant(
         "deadline-moves-for-ever",
         "pushes.py",
-        "moment(min(held, last))",
+        "moment(min(held, opened_at + MAX_DEADLINES * timeout_seconds))",
         "moment(held)",
         "the quorum deadline moves to four times its length at most",
     ),

@@ -4,6 +4,7 @@ import json
 import shutil
 from contextlib import redirect_stderr
 from io import StringIO
+from pathlib import Path
 
 import pytest
 import torch
@@ -200,6 +201,8 @@ def test_a_checkpoint_without_a_manifest_needs_the_flags_and_proves_them(sd, che
             {"lora_targets": "all-linear"},
             "--lora-targets all-linear contradicts the checkpoint, which",
         ),
+        ({"dtype": "f16"}, "--dtype 'f16' is not one of auto, f32, bf16"),
+        ({"tuning": "full"}, "--tuning 'full' is not one of lora"),
         ({"lookahead": "half"}, "--lookahead 'half' is not one of remove, keep"),
     ],
 )
@@ -257,6 +260,75 @@ def test_adapters_of_zeros_and_of_the_beginning_are_warned_of(sd, checkpoint, ou
     assert "no round was committed yet" in warning
 
 
+# Whole pipelines.
+
+
+@pytest.mark.parametrize("kind", ["sd", "flux"])
+def test_merging_gives_the_pipeline_with_its_adapters(pipelines, checkpoint, out, tmp_path, kind):
+    model, component = pipelines(kind), COMPONENT[kind]
+    make_diffusion_checkpoint(checkpoint, model, [component])
+    lines = []
+    report = export(checkpoint, model, out, merged=True, say=lines.append)
+    assert (report.kind, report.folders) == ("diffusion-pipeline", (component,))
+    assert report.verified.moved[component] > 0
+    assert lines[-1] == f'  pipeline = DiffusionPipeline.from_pretrained("{out}")'
+    export(checkpoint, model, tmp_path / "adapters", verify=False)
+    base = loaded(model)
+    before = sampled(base)
+    base.load_lora_weights(str(tmp_path / "adapters" / component))
+    adapted, merged = sampled(base), sampled(loaded(out))
+    assert torch.allclose(merged, adapted, atol=1e-4)
+    assert float((merged - before).abs().max()) > 1e-3
+    for path in Path(model).rglob("*"):
+        if path.is_file() and path.parent.name != component:
+            assert (out / path.relative_to(model)).read_bytes() == path.read_bytes()
+    facts = json.loads((out / "yeto-export.json").read_text())
+    assert facts["kind"] == "diffusion-pipeline"
+
+
+def test_both_transformers_are_merged_in_the_dtype_that_is_asked_for(tmp_path, checkpoint, out):
+    model = str(tiny_wan(tmp_path / "wan"))
+    make_diffusion_checkpoint(checkpoint, model, ["transformer", "transformer_2"], noise=0.3)
+    report = export(checkpoint, model, out, merged=True, dtype="bf16")
+    assert sorted(report.verified.moved) == ["transformer", "transformer_2"]
+    for component in report.folders:
+        (path,) = (out / component).glob("*.safetensors")
+        assert torch.bfloat16 in {tensor.dtype for tensor in load_file(path).values()}
+
+
+def test_a_merge_that_overflows_or_drowns_is_refused(sd, checkpoint, out):
+    make_diffusion_checkpoint(checkpoint, sd, ["unet"], noise=1e30)
+    with pytest.raises(CheckpointError, match=r"--merged: unet.*weight is not finite with the adapter"):
+        export(checkpoint, sd, out, merged=True)
+    shutil.rmtree(checkpoint)
+    make_diffusion_checkpoint(checkpoint, sd, ["unet"], noise=1e-6)
+    with pytest.raises(CheckpointError, match=r"unet: the merged denoiser predicts .* --dtype f32 keeps it"):
+        export(checkpoint, sd, out, merged=True, dtype="bf16")
+    assert not out.exists()
+
+
+def test_merging_adapters_of_zeros_is_a_warning(sd, checkpoint, out):
+    make_diffusion_checkpoint(checkpoint, sd, ["unet"], noise=0.0)
+    report = export(checkpoint, sd, out, merged=True)
+    assert report.warnings == ("after 4 committed rounds every B matrix is zero: nothing was learned",)
+    assert report.verified.moved == {"unet": 0.0}
+
+
+def test_a_merged_pipeline_with_other_tensors_does_not_pass(sd, checkpoint, out, monkeypatch):
+    make_diffusion_checkpoint(checkpoint, sd, ["unet"])
+    real = export_module.write_merged
+
+    def spoiled(folder, *args):
+        real(folder, *args)
+        (path,) = (folder / "unet").glob("*.safetensors")
+        path.unlink()
+
+    monkeypatch.setattr(export_module, "write_merged", spoiled)
+    with pytest.raises(CheckpointError, match="does not load: --model"):
+        export(checkpoint, sd, out, merged=True)
+    assert not out.exists()
+
+
 # Verification.
 
 
@@ -300,7 +372,7 @@ def test_a_dead_adapter_does_not_pass(sd, checkpoint, out, monkeypatch, save, pr
 
 def test_an_adapter_that_is_not_finite_does_not_pass(sd, checkpoint, out):
     make_diffusion_checkpoint(checkpoint, sd, ["unet"], noise=1e30)
-    with pytest.raises(CheckpointError, match="with the adapter the predictions of unet are not finite"):
+    with pytest.raises(CheckpointError, match="with the adapter the predictions are not finite"):
         export(checkpoint, sd, out)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import attrs
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from yeto import __version__
 from yeto.cli.common import run_app, sigterm_unwinds
@@ -33,9 +34,9 @@ The folder of a transformer or a U-Net is what diffusers loads:
 
     pipeline.load_lora_weights("OUTPUT_DIR/transformer")
 
-and that of a second transformer with load_into_transformer_2=True beside it. Checkpoints of learners that
-sent their training manifest (the default) need no flags about the adapters, and --model only when the
-pipeline was a local folder.
+and that of a second transformer with load_into_transformer_2=True beside it; --merged writes a whole
+pipeline instead. Checkpoints of learners that sent their training manifest (the default) need no flags about
+the adapters, and --model only when the pipeline was a local folder.
 """
 
 
@@ -46,11 +47,19 @@ def export_command(
     model: ModelFlag = None,
     model_revision: ModelRevisionFlag = None,
     trust_remote_code: TrustRemoteCodeFlag = False,
+    tuning: Annotated[str | None, Parameter(help="lora, which is all there is for diffusion.")] = None,
     lora_r: LoraRFlag = None,
     lora_alpha: LoraAlphaFlag = None,
     lora_targets: LoraTargetsFlag = None,
+    merged: Annotated[
+        bool,
+        Parameter(negative="", help="Fold the adapters into the pipeline; write the whole pipeline."),
+    ] = False,
     verify: VerifyFlag = True,
     overwrite: OverwriteFlag = False,
+    dtype: Annotated[
+        str, Parameter(help="Weights of merged denoisers: auto (the base's), f32 or bf16.")
+    ] = "auto",
     lookahead: LookaheadFlag = "remove",
     json_: JsonFlag = False,
 ) -> int:
@@ -75,11 +84,14 @@ def export_command(
             output_dir,
             model_revision=model_revision,
             trust_remote_code=trust_remote_code,
+            tuning=tuning,
             lora_r=lora_r,
             lora_alpha=lora_alpha,
             lora_targets=lora_targets,
+            merged=merged,
             verify=verify,
             overwrite=overwrite,
+            dtype=dtype,
             lookahead=lookahead,
             say=_say,
         )

@@ -1,4 +1,4 @@
-"""From a checkpoint to adapters that diffusers loads, one folder for each denoiser.
+"""From a checkpoint to adapters that diffusers loads, one folder for each denoiser, or to a whole pipeline.
 
 The rule: all or nothing. The folder is written under another name, loaded back and compared, and only then
 renamed; whoever finds it under its own name has adapters that work. Nothing but the checkpoint and the base
@@ -10,15 +10,17 @@ the pipeline is loaded to verify, not to export. Without a manifest the pipeline
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import torch
 from attrs import frozen
 from safetensors import SafetensorError
+from torch import Tensor
 
 from yeto.diffusion.adapter_files import how_to_load, tensors_of, write_adapter
+from yeto.diffusion.export_merged import DTYPES, verify_merged, write_merged
 from yeto.diffusion.export_plan import DiffusionFlags, DiffusionPlan, plan_export
 from yeto.diffusion.export_verify import Verified, verify_adapters
 from yeto.diffusion.model import adapted_shapes
@@ -30,9 +32,11 @@ from yeto.tuning.export_lookahead import fate_of, require_choice
 from yeto.tuning.export_manifest import named_layout, require_sizes, shapes_of
 from yeto.tuning.export_place import free_place
 from yeto.tuning.placing import made_aside, put_in_place
+from yeto.tuning.settings import require_choice as require_word
 from yeto.wire import Layout
 
-KIND: Final = "diffusion-adapters"
+ADAPTERS: Final = "diffusion-adapters"
+MERGED: Final = "diffusion-pipeline"
 
 
 @frozen(kw_only=True)
@@ -40,11 +44,13 @@ class DiffusionExportReport:
     """What was written."""
 
     output_dir: Path
+    kind: str
+    """``diffusion-adapters``, or ``diffusion-pipeline`` for a whole one with them folded in."""
     step: int
     """Global step of the checkpoint."""
     base_model: str
     folders: tuple[str, ...]
-    """Inside ``output_dir``, one for each denoiser and named after it."""
+    """Inside ``output_dir``, one for each denoiser that was trained, and named after it."""
     lookahead: str
     """What became of Nesterov's look-ahead: ``removed``, ``kept``, ``none`` (there was none) or ``unknown``
     (the checkpoint does not say, and the parameters are as stored)."""
@@ -59,15 +65,18 @@ def export(
     *,
     model_revision: str | None = None,
     trust_remote_code: bool = False,
+    tuning: str | None = None,
     lora_r: int | None = None,
     lora_alpha: int | None = None,
     lora_targets: str | None = None,
+    merged: bool = False,
     verify: bool = True,
     overwrite: bool = False,
+    dtype: str = "auto",
     lookahead: str = "remove",
     say: Callable[[str], None] = lambda line: None,
 ) -> DiffusionExportReport:
-    """Write the adapters that a checkpoint holds.
+    """Write the adapters that a checkpoint holds, or the pipeline with them folded in.
 
     Args:
         checkpoint: folder, manifest or single file.
@@ -75,11 +84,14 @@ def export(
         output_dir: made by this call; an existing one is refused unless ``overwrite``.
         model_revision: of a Hugging Face id; None takes the commit that the checkpoint states.
         trust_remote_code: run code that comes with the pipeline.
+        tuning: only ``lora``.
         lora_r: rank; this and the next two may be None if the checkpoint states them.
         lora_alpha: scale times rank.
         lora_targets: as given to the learners.
+        merged: fold the adapters into their denoisers and write the whole pipeline.
         verify: load the result back, compare it with the checkpoint, and with the base pipeline.
         overwrite: replace ``output_dir``, once everything else is done.
+        dtype: of merged denoisers: ``f32``, ``bf16``, or ``auto`` for the base's.
         lookahead: ``remove`` takes Nesterov's look-ahead off the fragments that were stored with it; ``keep``
             writes what is stored.
         say: takes progress lines.
@@ -91,6 +103,8 @@ def export(
     """
     output_dir = free_place(output_dir, checkpoint, model, overwrite=overwrite)
     require_choice(lookahead)
+    require_word("--dtype", dtype, tuple(DTYPES))
+    require_word("--tuning", tuning or "lora", ("lora",))
     say(f"reading {checkpoint}")
     stored = open_checkpoint(checkpoint)
     for notice in stored.notices:
@@ -110,27 +124,24 @@ def export(
     stored, learned = fill(checkpoint, stored, tensors, layout, lookahead, say)
     fate, step = fate_of(stored.lookaheads, lookahead), stored.facts.step
     say(f"look-ahead: {fate.sentence}")
-    verified = None
+    kind, verified = MERGED if merged else ADAPTERS, None
+    own = {part: tensors_of(tensors, part) for part in targets}
     try:
         say(f"writing {output_dir}")
         with made_aside(output_dir) as aside:
-            for component in targets:
-                write_adapter(
-                    aside / component,
-                    component,
-                    tensors,
-                    kind=plan.found.kind,
-                    r=plan.config.lora_r,
-                    alpha=plan.config.lora_alpha,
-                    targets=targets[component],
-                )
+            if merged:
+                write_merged(aside, plan, targets, own, dtype)
+            else:
+                _write_adapters(aside, plan, targets, tensors)
             if verify:
                 say("verifying: loading the result back")
-                verified = verify_adapters(aside, plan, {part: tensors_of(tensors, part) for part in targets})
+                verified = (
+                    verify_merged(aside, plan, own, dtype) if merged else verify_adapters(aside, plan, own)
+                )
             write_facts(
                 aside,
                 stored,
-                kind=KIND,
+                kind=kind,
                 identity=plan.found.identity,
                 tuning=plan.config.tuning,
                 lora={"r": plan.config.lora_r, "alpha": plan.config.lora_alpha, "targets": targets},
@@ -148,10 +159,14 @@ def export(
         moved = ", ".join(f"{part} by up to {change:.3g}" for part, change in verified.moved.items())
         say(f"verified: {verified.tensors} tensors; predictions moved: {moved}")
     say(f"done: {output_dir}; in Python:")
-    for component in targets:
-        say(f"  {how_to_load(plan.found.kind, output_dir / component, component)}")
+    if merged:
+        say(f'  pipeline = DiffusionPipeline.from_pretrained("{output_dir}")')
+    else:
+        for component in targets:
+            say(f"  {how_to_load(plan.found.kind, output_dir / component, component)}")
     return DiffusionExportReport(
         output_dir=output_dir,
+        kind=kind,
         step=step,
         base_model=plan.config.model,
         folders=tuple(targets),
@@ -159,6 +174,21 @@ def export(
         verified=verified,
         warnings=warnings,
     )
+
+
+def _write_adapters(
+    folder: Path, plan: DiffusionPlan, targets: Mapping[str, Sequence[str]], tensors: Mapping[str, Tensor]
+) -> None:
+    for component, names in targets.items():
+        write_adapter(
+            folder / component,
+            component,
+            tensors,
+            kind=plan.found.kind,
+            r=plan.config.lora_r,
+            alpha=plan.config.lora_alpha,
+            targets=names,
+        )
 
 
 def _named(

@@ -65,7 +65,7 @@ def verify_adapters(
     """
     moved, empty = {}, True
     for component, tensors in expected.items():
-        zero = not any(bool(tensor.any()) for name, tensor in tensors.items() if begins_at_zero(name))
+        zero = nothing_learned(tensors)
         change = 0.0
         # In a coarse dtype a young adapter can drown in rounding; float32 has the last word.
         for dtype in (torch.bfloat16, torch.float32):
@@ -84,7 +84,7 @@ def _change(
     """Load one folder and check it; return how much it changes a prediction."""
     pipeline = load_parts(plan.found, (component, SCHEDULER), dtype)
     denoisers = Denoisers(plan.found, pipeline)
-    before = _probe(plan, denoisers, component, dtype)
+    before = probe(plan, denoisers, component, dtype)
     try:
         load_adapter(pipeline, folder, component, PROBED)
     except Exception as error:
@@ -114,13 +114,27 @@ def _change(
             f"{folder}: loaded with r {settings.r} and alpha {settings.lora_alpha} instead of "
             f"{plan.config.lora_r} and {plan.config.lora_alpha}"
         )
-    change = float((_probe(plan, denoisers, component, dtype) - before).abs().max())
+    return largest_change(before, probe(plan, denoisers, component, dtype), folder)
+
+
+def nothing_learned(tensors: Mapping[str, Tensor]) -> bool:
+    """Tell whether an adapter's tensors are those of the beginning."""
+    return not any(bool(tensor.any()) for name, tensor in tensors.items() if begins_at_zero(name))
+
+
+def largest_change(before: Tensor, after: Tensor, folder: Path) -> float:
+    """Return the largest difference between two predictions.
+
+    Raises:
+        CheckpointError: it is not finite.
+    """
+    change = float((after - before).abs().max())
     if not change < float("inf"):
-        raise CheckpointError(f"{folder}: with the adapter the predictions of {component} are not finite")
+        raise CheckpointError(f"{folder}: with the adapter the predictions are not finite")
     return change
 
 
-def _probe(plan: DiffusionPlan, denoisers: Denoisers, component: str, dtype: torch.dtype) -> Tensor:
+def probe(plan: DiffusionPlan, denoisers: Denoisers, component: str, dtype: torch.dtype) -> Tensor:
     """Return what a denoiser says of fixed noise with a fixed prompt, float32."""
     needs = denoisers.needs
     if needs.latent_channels is None:

@@ -325,11 +325,13 @@ def _start(run: Run, launch: Launch, *, detach: bool) -> int:
         from yeto.cli.launch_follow import follow
         from yeto.fleet.detached import start_controller
 
+        log = run.controller_log
+        since = log.stat().st_size if log.exists() else 0
         start_controller(run)
         if detach:
             print(come_back(run.name))
             return 0
-        return follow(run)
+        return follow(run, since=since)
     from yeto.fleet.registry import FAILED, RUNNING
     from yeto.fleet.skypilot import launch_all
     from yeto.fleet.tasks import installed_software, make_tasks

@@ -19,9 +19,14 @@ READ_BYTES_MAX = 1 << 20
 """Of a log at a time."""
 
 
-def follow(run: Run) -> int:
-    """Print what a run does until it is over; return its exit code, or 0 when Ctrl-C ended the watching."""
-    said_by_controller = AddedLines(run.controller_log)
+def follow(run: Run, *, since: int = 0) -> int:
+    """Print what a run does until it is over; return its exit code, or 0 when Ctrl-C ended the watching.
+
+    Args:
+        run: of this machine.
+        since: bytes of its controller's log that are from an earlier start.
+    """
+    said_by_controller = AddedLines(run.controller_log, since=since)
     watcher = Watcher(run.tape, running=lambda _: True)
     said, next_line = "", time.monotonic() + LINE_SECONDS
     try:
@@ -68,10 +73,10 @@ def _what_to_do(run: Run) -> str:
 class AddedLines:
     """The lines of a file, and those that are added to it."""
 
-    def __init__(self, path: Path) -> None:
-        """Begin at the first line; the file need not be there yet."""
+    def __init__(self, path: Path, *, since: int = 0) -> None:
+        """Begin at the first line, or after so many bytes; the file need not be there yet."""
         self._path = path
-        self._done = 0
+        self._done = since
         self.behind = False
         """Whether the last look stopped before the end of the file."""
 

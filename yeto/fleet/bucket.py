@@ -155,8 +155,22 @@ class Bucket:
 
         self._asked(f"remove {name}", removed)
 
+    def size(self, name: str) -> int:
+        """Return the bytes of an object, as the store says now.
+
+        Raises:
+            NoObject: there is none.
+            StorageError: the store refuses.
+        """
+
+        def asked() -> int:
+            self._fs.invalidate_cache()
+            return int(self._fs.info(self._place(name)).get("size") or 0)
+
+        return self._asked(f"look at {name}", asked)
+
     def _require_size(self, name: str, bytes_max: int) -> None:
-        size = self._asked(f"look at {name}", lambda: int(self._fs.info(self._place(name)).get("size") or 0))
+        size = self.size(name)
         if size > bytes_max:
             raise StorageError(f"{self.uri}: {name} has {size} bytes, it may have {bytes_max}", hopeless=True)
 

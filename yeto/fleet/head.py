@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -202,12 +201,8 @@ def publish(folder: Path, uri: str) -> None:
     )
     for name in files:
         bucket.put_file(name, folder / name)
-    there: dict[str, int] = {}
-    for inner in {os.path.dirname(name) for name in files}:
-        there |= bucket.sizes(inner or ".")
     for name in files:
-        found = there.get(name if "/" in name else f"./{name}")
-        if found != (folder / name).stat().st_size:
+        if bucket.size(name) != (folder / name).stat().st_size:
             raise YetoError(
                 f"{uri}: {name} did not arrive whole; start the head again to copy the result anew"
             )

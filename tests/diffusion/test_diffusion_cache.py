@@ -318,6 +318,30 @@ def test_a_full_disk_is_told_and_gone_on_with(config, tmp_path, monkeypatch):
     assert cache_rows(config, tmp_path / "cache", load_encoders).kept == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "problem"),
+    [
+        (["--model", "nowhere/", "--output", "{out}"], 2, "--model nowhere/: no such folder"),
+        (["--data", "gone.jsonl"], 2, "--data gone.jsonl: no such file or folder"),
+        (["--height", "16"], 2, "--height and --width: give both or neither"),
+        (["--height", "15", "--width", "16"], 2, "--height 15: this model takes multiples of"),
+        (["--height", "0", "--width", "16"], 2, "--height 0 must be from 1 to 16384"),
+        (["--resize-mode", "fit"], 2, "--resize-mode"),
+        (["--data", "{broken}"], 1, "broken.jsonl line 1: neither image nor latents, only prompt"),
+    ],
+)
+def test_what_the_command_refuses(config, tmp_path, capsys, words, code, problem):
+    broken = write_rows(tmp_path, [{"prompt": "a"}], "broken.jsonl")
+    given = {"--model": config.model, "--data": config.data, "--output": str(tmp_path / "cache")}
+    pairs = zip(words[::2], words[1::2], strict=True)
+    given |= {flag: value.format(out=tmp_path / "cache", broken=broken) for flag, value in pairs}
+    line = ["data", "cache-latents", *(word for pair in given.items() for word in pair)]
+    assert run_app(build, line) == code
+    *_, said = capsys.readouterr().err.splitlines()
+    assert said.startswith("yeto: ")
+    assert problem in said
+
+
 def test_the_command_is_killed_and_goes_on(config, tmp_path, monkeypatch, capsys):
     """The command itself, killed in the middle: it goes on, and the cache is as if it never was."""
     rows = write_pictures(tmp_path, [(16, 16)] * 90)

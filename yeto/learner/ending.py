@@ -137,7 +137,8 @@ class Ending:
             self._save(config.unmerged_dir)
         advice = (
             "; export that from the syncer's checkpoint: "
-            "yeto-export --checkpoint yeto-state.ckpt --model MODEL --output-dir out/"
+            "yeto-export --checkpoint yeto-state.ckpt --model MODEL --output-dir out/ "
+            "(of a diffusion model, yeto-diffusion-export)"
             if config.has_syncer
             else ""
         )
@@ -160,7 +161,7 @@ class Ending:
             raise
         except Exception as error:
             rescue = (
-                "the syncer's checkpoint has the global model: yeto-export"
+                "the syncer's checkpoint has the global model: yeto-export or yeto-diffusion-export"
                 if self._config.has_syncer
                 else "the trained weights are lost"
             )

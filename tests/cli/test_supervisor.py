@@ -133,7 +133,8 @@ async def check_what_a_finished_run_says(tmp_path, flags, run, step):
     async with supervised(tmp_path, **(flags | {"learner_budget_steps": 21})) as wrong:
         assert await wrong.end() == 2
     assert wrong.complaint() == (
-        f"yeto: --learner-budget-steps 21: the run of {run.tape} has {BUDGET}; give it that, or name others"
+        f"yeto: --learner-budget-steps 21: the run of {run.tape} has {BUDGET}; "
+        "give the same, or name other files"
     )
     assert read_final_marker(run.checkpoint) == step
     fragment = max((run.checkpoint / "fragments").iterdir())

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 
+import attrs
 import pytest
 import trio
 from mirrored_run import (
@@ -30,6 +31,7 @@ from yeto.fleet.bucket import Bucket, StorageError
 from yeto.fleet.mirror_copies import read_index
 from yeto.fleet.mirror_push import OtherWriter
 from yeto.state import read_checkpoint
+from yeto.state.digested import encode_digested
 from yeto.state.manifest import manifest_steps, read_manifest
 
 HERE = "breaking://mirror/run"
@@ -81,6 +83,11 @@ def test_what_is_copied_comes_back_and_nothing_is_copied_twice(tmp_path, stages,
     assert same_run(tmp_path / "back", place)
 
     before = objects(uri)
+    if kind == "folder":
+        # What a writer left that was killed.
+        (tmp_path / "mirror" / "fragments" / "f0000.safetensors.part").write_bytes(b"half")
+        pusher(uri, place).push()
+        assert not list((tmp_path / "mirror").rglob("*.part"))
     live(1)
     second = process.push()
     later = read_manifest(place / CHECKPOINT)
@@ -190,6 +197,36 @@ def test_a_damaged_copy_is_passed_over_with_its_reason(tmp_path, stages, live, s
         assert sentence.startswith("copy 2 is passed over: ")
         assert victim in sentence
     assert same_run(tmp_path / "back", stages[0])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"number": 7}, "is of copy 7"),
+        ({"step": -1}, "step -1 is negative"),
+        ({"step": "2"}, "expected int, found str"),
+        ({"manifest_digest": "../../etc/passwd"}, "manifest_digest is not 32 hex digits"),
+        ({"segments": ()}, "there is no tape"),
+        ({"segments": ({"start": 5, "bytes": 1, "digest": "0" * 32},)}, "does not follow byte 0"),
+        ({"segments": ({"start": 0, "bytes": 1 << 40, "digest": "0" * 32},)}, "are too many"),
+        ({"segments": ({"start": 0, "bytes": 9, "digest": "/../x"},)}, "no digest of 32 hex digits"),
+        ({"segments": ({"start": 0, "bytes": 0, "digest": "0" * 32},)}, "does not follow byte 0"),
+        ({"format_version": 2}, "format version 2; this software reads 1"),
+        ({"more": 1}, "more"),
+    ],
+)
+def test_an_index_that_says_what_none_can_say_is_passed_over(tmp_path, stages, live, wrong, message):
+    process = pusher(HERE, live(0))
+    process.push()
+    live(1)
+    index = attrs.asdict(process.push().index)
+    Bucket(HERE).put("copies/000000000002.json", encode_digested(index | wrong))
+    restored = brought_back(HERE, tmp_path / "back")
+    (sentence,) = restored.passed_over
+    assert message in sentence
+    assert same_run(tmp_path / "back", stages[0])
+    # A push takes the place after it, and goes on.
+    assert pusher(HERE, live(2)).push().index.number == 3
 
 
 def test_with_copies_of_which_none_is_whole_nobody_may_begin_anew(tmp_path, live):

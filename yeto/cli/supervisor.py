@@ -25,7 +25,7 @@ from attrs import field, frozen
 
 from yeto.errors import CheckpointError, ConfigError, TapeError, YetoError
 from yeto.fleet.children import Child
-from yeto.state import inspect, read_manifest, remove_final_marker, write_final_marker
+from yeto.state import has_checkpoint, inspect, read_manifest, remove_final_marker, write_final_marker
 from yeto.tape import Mark, find_past, printable, read
 from yeto.view.budget import BudgetRun, read_budget, replay_budget
 from yeto.view.follow import Watcher
@@ -194,8 +194,8 @@ class _Supervisor:
     def _require_same_run(self, story: BudgetRun) -> None:
         """Refuse flags that are those of another run than the one whose tape is there."""
         config, run = story.config, self._run
-        if config is None:
-            return
+        if config is None or not has_checkpoint(run.checkpoint):
+            return  # a run that never came to a checkpoint is set aside, whatever it was
         for flag, told, now in (
             ("--learners", config.num_learners, run.num_learners),
             ("--learner-budget-steps", config.learner_budget_steps, run.budget),
@@ -203,7 +203,7 @@ class _Supervisor:
             if told != now:
                 was = "none" if told is None else told
                 raise ConfigError(
-                    f"{flag} {now}: the run of {run.tape} has {was}; give it that, or name others"
+                    f"{flag} {now}: the run of {run.tape} has {was}; give the same, or name other files"
                 )
 
     def _check_cut_off(self, story: BudgetRun) -> None:

@@ -169,6 +169,16 @@ class Bucket:
 
         return self._asked(f"look at {name}", asked)
 
+    def sweep(self, folder: str) -> None:
+        """Remove what writers that were killed left half written; nobody may be writing there.
+
+        Raises:
+            StorageError: the system refuses.
+        """
+        if self._is_folder:
+            for aside in sorted(Path(self._place(folder)).glob(f"*{ASIDE}")):
+                self._asked(f"remove {aside.name}", aside.unlink)
+
     def _require_size(self, name: str, bytes_max: int) -> None:
         size = self.size(name)
         if size > bytes_max:

@@ -36,6 +36,9 @@ FOLDERS: Final = (FRAGMENTS, MANIFESTS, TAPE)
 INDEX_BYTES_MAX: Final = 64 << 20
 """No index is larger: it has a line of a hundred bytes for every few MiB of tape."""
 
+SEGMENT_BYTES_MAX: Final = 64 << 20
+"""No piece of a tape is longer: it is read whole. Ours have 8 MiB, and what is left of the line there."""
+
 COPIES_KEPT: Final = 2
 """Newest copies that stay: one may turn out damaged."""
 
@@ -152,6 +155,7 @@ def _check(index: Index, number: int, where: str) -> None:
                 segment.start == begin and segment.bytes > 0,
                 f"segments[{place}]: does not follow byte {begin}",
             ),
+            (segment.bytes <= SEGMENT_BYTES_MAX, f"segments[{place}]: {segment.bytes} bytes are too many"),
             (_DIGEST.fullmatch(segment.digest) is not None, f"segments[{place}]: no digest of 32 hex digits"),
         ]
         begin = segment.end

@@ -139,6 +139,8 @@ class Pusher:
     def _look_around(self, session: str) -> None:
         """Find out what is there, of this run or another."""
         shutil.rmtree(self._pins, ignore_errors=True)
+        for folder in (*FOLDERS, COPIES):
+            self._bucket.sweep(folder)
         copies, passed_over, number = newest_copies(self._bucket, most=COPIES_KEPT)
         for sentence in passed_over:
             self._say(f"passed over: {sentence}")

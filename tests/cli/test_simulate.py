@@ -344,6 +344,7 @@ MANY = ",".join(map(str, range(1, 51)))
         ("--duration 3y", '"3y" is no time such as 90s, 30m, 12h or 1d'),
         ("--duration 0", "above 0"),
         ("--parameters 1e6 --fragment-mb 3", "--parameters and --fragment-mb: give one of them"),
+        ("--fragments 70000", "--fragments 70000: can be at most 65536"),
         ("--jobs 0", "--jobs 0: need at least 1"),
         ("--seeds 0", "--seeds 0: need at least 1"),
         ("--seeds 1000000000000", "--seeds 1000000000000: that makes more than 100,000 simulations"),

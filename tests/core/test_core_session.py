@@ -319,6 +319,7 @@ def test_impossible_facts_raise_and_change_nothing():
 @pytest.mark.parametrize(
     ("changes", "flag"),
     [
+        ({"num_learners": 1 << 40}, "--learners 1099511627776: can be at most 65536"),
         ({"quorum": 3}, "--quorum"),
         ({"wait_for": 1}, "--wait-for"),
         ({"grace_gamma": float("nan")}, "--grace-gamma"),

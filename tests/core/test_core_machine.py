@@ -9,7 +9,7 @@ before. :class:`machine_world.World` checks everything after each fact. In the e
 
 The default run is the same on every machine. Others::
 
-    YETO_MACHINE=full pytest tests/core/test_core_machine.py     # the same on every machine, eight times as many
+    YETO_MACHINE=full pytest tests/core/test_core_machine.py     # eight times as many, the same everywhere
     YETO_MACHINE=deep pytest tests/core/test_core_machine.py     # other facts each time, and far more of them
     YETO_MACHINE=first pytest tests/core/test_core_machine.py    # the default's first failure, unshrunk
 """

@@ -1,9 +1,5 @@
-"""A whole learner as a process of its own, which dials until it is released. Shows life four times a second.
+"""A whole learner as a process, which dials until it is released. Shows life four times a second."""
 
-Usage: python tests/learner/network_learner.py SYNCER FOLDER
-"""
-
-import sys
 import time
 from pathlib import Path
 
@@ -13,8 +9,7 @@ import yeto.link.group
 from yeto.learner.app import run_learner
 
 
-def main():
-    syncer, folder = sys.argv[1:]
+def run(syncer, folder):
     yeto.link.group.HEARTBEAT_SECONDS = 0.25
     settings = config(
         syncer=syncer,
@@ -25,8 +20,4 @@ def main():
         torch_threads=1,
     )
     task = TinyTask(rows_per_batch=3, gate=lambda batch: time.sleep(0.02))
-    sys.exit(run_learner(settings, lambda: task))
-
-
-if __name__ == "__main__":
-    main()
+    return run_learner(settings, lambda: task)

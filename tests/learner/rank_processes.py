@@ -38,16 +38,19 @@ class Template:
         self._codes = {}
         self._read_until(lambda said: "ready" in said)
 
+    def load(self, *modules):
+        """Have modules imported that what will be started would else import for itself."""
+        self._tell(load=modules)
+        self._read_until(lambda said: "loaded" in said)
+
     def start(self, call, *args, output, env=None):
         """Start a function, as ``module:function``; its output is appended to a file. Returns a pid."""
-        job = {
-            "call": call,
-            "args": [str(arg) if isinstance(arg, Path) else arg for arg in args],
-            "env": env or {},
-            "output": str(output),
-        }
-        self._process.stdin.write(json.dumps(job).encode() + b"\n")
-        self._process.stdin.flush()
+        self._tell(
+            call=call,
+            args=[str(arg) if isinstance(arg, Path) else arg for arg in args],
+            env=env or {},
+            output=str(output),
+        )
         return self._read_until(lambda said: "started" in said)["started"]
 
     @contextmanager
@@ -92,6 +95,10 @@ class Template:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             self.code(pid)
+
+    def _tell(self, **job):
+        self._process.stdin.write(json.dumps(job).encode() + b"\n")
+        self._process.stdin.flush()
 
     def _read_until(self, wanted):
         while True:

@@ -1,9 +1,10 @@
-"""A process that has loaded everything once, and forks the ranks of islands from what it has loaded.
+"""A process that has loaded everything once, and forks learners and ranks of islands from what it has loaded.
 
-A rank that starts from nothing spends seconds on imports, and a test of islands needs many ranks. Reads one
-JSON object a line, ``{"call": "module:function", "args": […], "env": {…}, "output": FILE}``, and answers
-``{"started": PID}``; says ``{"ended": PID, "code": N}`` when that process is gone (minus the signal if one
-ended it). Ends with its input, and takes what still runs with it.
+A process that starts from nothing spends seconds on imports, and these tests need many. Reads one JSON object
+a line. ``{"load": [module, …]}`` imports what not every test needs, and answers ``{"loaded": N}``.
+``{"call": "module:function", "args": […], "env": {…}, "output": FILE}`` answers ``{"started": PID}``, and
+``{"ended": PID, "code": N}`` follows when that process is gone (minus the signal if one ended it). Ends with
+its input, and takes what still runs with it.
 """
 
 import importlib
@@ -13,21 +14,11 @@ import select
 import signal
 import sys
 
-PRELOADED = (
-    "torch.distributed.fsdp",
-    "peft",
-    "yeto.cli.run_learner",
-    "yeto.cli.run_syncer",
-    "yeto.learner.app",
-    "yeto.syncer.app",
-    "yeto.text.task",
-    "rank_cases",
-)
+PRELOADED = ("learner_fakes", "yeto.learner.app")
 
 
 def main():
-    for name in PRELOADED:
-        importlib.import_module(name)
+    load(PRELOADED)
     say(ready=True)
     children = set()
     pending = b""
@@ -38,7 +29,12 @@ def main():
                 break
             *lines, pending = (pending + read).split(b"\n")
             for line in lines:
-                children.add(start(json.loads(line)))
+                job = json.loads(line)
+                if "load" in job:
+                    load(job["load"])
+                    say(loaded=len(job["load"]))
+                else:
+                    children.add(start(job))
         for child in tuple(children):
             pid, status = os.waitpid(child, os.WNOHANG)
             if pid:
@@ -46,6 +42,11 @@ def main():
                 say(ended=pid, code=os.waitstatus_to_exitcode(status))
     for child in children:
         os.kill(child, signal.SIGKILL)
+
+
+def load(names):
+    for name in names:
+        importlib.import_module(name)
 
 
 def start(job):

@@ -23,6 +23,24 @@ SHARDS = ("ddp", "fsdp")
 ISLANDS = ((1, "ddp"), (2, "ddp"), (2, "fsdp"))
 
 
+LOADED = (
+    "torch.distributed.fsdp",
+    "peft",
+    "yeto.cli.run_learner",
+    "yeto.cli.run_syncer",
+    "yeto.syncer.app",
+    "yeto.text.task",
+    "rank_cases",
+)
+
+
+@pytest.fixture(scope="module")
+def template(template):
+    """Return the template of all tests of learners, with what ranks need besides."""
+    template.load(*LOADED)
+    return template
+
+
 @pytest.fixture
 def ran(template, tmp_path):
     """Return a function that runs a case on so many ranks, to a good end, and returns the folder."""

@@ -4,9 +4,6 @@ import contextlib
 import json
 import math
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import trio
@@ -19,27 +16,19 @@ from yeto.core import events as ev
 from yeto.layout import build_layout
 from yeto.learner.fragments import named_shapes
 
-CHILD = Path(__file__).parent / "network_learner.py"
 TOGETHER, ALONE, AGAIN = range(1, 4), range(4, 9), range(12, 15)
 """Rounds that the child has a part in, that go on without it, and that it has a part in again."""
 
 
 @contextlib.asynccontextmanager
-async def child(address, folder):
-    """Run a learner process; kill it at the end, also when it is stopped."""
-    process = await trio.lowlevel.open_process(
-        [sys.executable, str(CHILD), f"{address.host}:{address.port}", str(folder)],
-        stderr=subprocess.DEVNULL,
-    )
-    try:
+async def child(template, address, folder):
+    """Run a learner process, which is gone at the end, also when it is stopped."""
+    arguments = (f"{address.host}:{address.port}", folder)
+    with template.process("network_learner:run", *arguments, output=folder / "said.txt") as process:
         yield process
-    finally:
-        process.kill()
-        with trio.CancelScope(shield=True):
-            await process.wait()
 
 
-async def test_a_stopped_learner_delays_nobody_and_comes_back_by_itself(tmp_path, skipping_clock):
+async def test_a_stopped_learner_delays_nobody_and_comes_back_by_itself(template, tmp_path, skipping_clock):
     # The two that are never stopped are enough, and the child alone is not.
     core = {"num_learners": 3, "quorum": 2, "wait_for": 3, "total_steps": AGAIN[-1], "pipeline": 1}
     config = make_config(tmp_path, quorum_timeout_seconds=1e9, **core)
@@ -56,7 +45,7 @@ async def test_a_stopped_learner_delays_nobody_and_comes_back_by_itself(tmp_path
     def answered(step):
         return any(push.step == step for push in of_child(de.PushAccepted))
 
-    async with running(config, *steady) as run, child(run.address, tmp_path) as process:
+    async with running(config, *steady) as run, child(template, run.address, tmp_path) as process:
 
         async def send(number, awaited, happened):
             if number in signals:
@@ -87,7 +76,7 @@ async def test_a_stopped_learner_delays_nobody_and_comes_back_by_itself(tmp_path
             learner.before_push, learner.on_connected = pace, beat
         assert await run.end(math.inf) == 0
         with trio.fail_after(HANGS_SECONDS):
-            assert await process.wait() == 0
+            assert await trio.to_thread.run_sync(process.wait) == 0, process.said
     assert "no byte on the control stream for 60 s" in [left.reason for left in of_child(ev.LearnerLeft)]
     assert not signals
     parts = {

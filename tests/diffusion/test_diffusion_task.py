@@ -312,14 +312,21 @@ def errors_by_hand(denoisers, samples, level, noise):
     return (said.double() - (noise.double() - samples.latents)).square().sum(dim=(1, 2, 3))
 
 
-def test_bfloat16_trains_float32_adapters(model, data):
-    task = build_task(config(model("sd3"), data, base_dtype="bf16", lora_targets="all-linear"))
+@pytest.mark.parametrize("kind", ["sd", "sdxl", "sd3", "flux", "wan"])
+def test_bfloat16_trains_float32_adapters(model, data, tmp_path, kind):
+    rows = wan_data(tmp_path) if kind == "wan" else data
+    task = build_task(config(model(kind), rows, base_dtype="bf16", lora_targets="all-linear"))
     (batch,) = taken(task, 1)
+    torch.manual_seed(1)
     loss = task.loss(batch)
+    exact = build_task(config(model(kind), rows, lora_targets="all-linear"))
+    torch.manual_seed(1)
+    wanted = float(exact.loss(batch).detach())
+    assert float(loss.detach()) == pytest.approx(wanted, rel=0.05)
     assert loss.dtype == torch.float32
     loss.backward()
-    frozen = {one.dtype for one in task._model.denoisers.modules["transformer"].parameters()}
-    assert torch.bfloat16 in frozen
+    modules = task._model.denoisers.modules.values()
+    assert torch.bfloat16 in {one.dtype for module in modules for one in module.parameters()}
     assert all(one.dtype == torch.float32 for one in task.trainable_parameters().values())
     assert any(float(one.grad.abs().sum()) > 0 for one in task.trainable_parameters().values())
 

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 _NOT_FOR_PROMPTS: Final = frozenset(
     {*DENOISERS, VAE, "safety_checker", "feature_extractor", "image_encoder", "image_processor"}
 )
+_NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class PipelineEncoders:
@@ -78,7 +79,7 @@ class PipelineEncoders:
         """
         if self._prompts is None:
             wanted = [part for part in self._found.parts if part not in _NOT_FOR_PROMPTS]
-            logger.info("loading %s", ", ".join(part for part in wanted if part != SCHEDULER))
+            logger.info("loading %s", ", ".join(part for part in wanted if part.startswith("text_encoder")))
             self._prompts = load_parts(self._found, wanted, self._dtype)
             for part in self._prompts.components.values():
                 if isinstance(part, torch.nn.Module):
@@ -96,12 +97,17 @@ class PipelineEncoders:
             "do_classifier_free_guidance": False,
             "clean_caption": False,
         }
-        words = {word: value for word, value in words.items() if word in known}
+        sampling = inspect.signature(type(self._prompts).__call__).parameters
         for word, parameter in known.items():
-            named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-            if named and parameter.default is parameter.empty and word not in words:
+            if word in words or parameter.kind not in _NAMED:
+                continue
+            if word in sampling and sampling[word].default is not inspect.Parameter.empty:
+                # How long a prompt may be, what is put before it: as when the pipeline samples.
+                words[word] = sampling[word].default
+            elif parameter.default is parameter.empty:
                 # A second prompt, which None makes the same as the first.
                 words[word] = None
+        words = {word: value for word, value in words.items() if word in known}
         try:
             with torch.no_grad():
                 said = encode(**words)
@@ -119,7 +125,9 @@ class PipelineEncoders:
         mask = pooled = None
         # What it takes back it has given: its own words for the parts of its answer.
         if any(word in known for word in MASK_WORDS):
+            # Some leave out a mask that heeds everything.
             mask = next((one for one in tensors if one.shape == embeds.shape[:2]), None)
+            mask = torch.ones(embeds.shape[:2]) if mask is None else mask
         if POOLED_WORD in known:
             pooled = next((one for one in tensors if one.ndim == 2 and one is not mask), None)
         return Conditioning(

@@ -419,7 +419,7 @@ def test_what_is_not_there_is_told_once_before_anything_is_begun(tmp_path, capfd
     assert not (tmp_path / "compare").exists()
 
 
-def test_a_model_that_cannot_be_scored_ends_it_all(recipe, tmp_path, monkeypatch):
+def test_a_model_that_cannot_be_scored_ends_it_all(recipe, tmp_path, monkeypatch, capsys):
     """What the first child says of the model, all others would say too."""
 
     async def refused(*_, **how):
@@ -431,6 +431,7 @@ def test_a_model_that_cannot_be_scored_ends_it_all(recipe, tmp_path, monkeypatch
     campaign = Campaign(recipe=recipe, folder=folder, runs=runs, done={}, jobs=3)
     trio.run(campaign.go)
     assert campaign.failures == ["base: --model m: does not load"]
+    assert "the others are not tried" in capsys.readouterr().out
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["base"]
 
 

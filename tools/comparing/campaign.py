@@ -177,12 +177,10 @@ class Campaign:
     def _say(self, run: Run, words: str, total: int) -> None:
         self._finished += 1
         elapsed = time.monotonic() - self._began
-        left = (total - self._finished) * elapsed / self._finished
-        print(
-            f"[{self._finished}/{total}] {run.title}: {words}; {_span(elapsed)} so far, "
-            f"about {_span(left)} left",
-            flush=True,
-        )
+        left = f"about {_span((total - self._finished) * elapsed / self._finished)} left"
+        if self._refused:
+            left = "and the others are not tried: they share what was refused"
+        print(f"[{self._finished}/{total}] {run.title}: {words}; {_span(elapsed)} so far, {left}", flush=True)
 
 
 def _span(seconds: float) -> str:

@@ -1,5 +1,6 @@
 """``--preset``: what it stands for, and that everything else goes before it."""
 
+import subprocess
 import sys
 from typing import Annotated
 
@@ -129,6 +130,15 @@ def test_a_supervisor_has_the_values_of_its_syncer(monkeypatch, tmp_path):
     offered = {f"--{name.replace('_', '-')}" for cls in (SupervisorFlags, SyncerPart) for name in fields(cls)}
     assert PRESETS[MILES_SIX_ISLANDS].keys() - offered == {"--mark-final-checkpoint"}
     assert {"budget_finish", "resume", "mark_final_checkpoint"} <= run_supervisor.LEFT_OUT
+
+
+def test_supervisor_and_mirror_need_no_tensor_library():
+    """They run beside the syncer for as long as it does, and start when it is started."""
+    script = (
+        "import sys, yeto.cli.run_supervisor, yeto.cli.supervisor, yeto.fleet.mirror; print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not {"torch", "numba", "transformers", "peft", "datasets"} & set(done.stdout.split())
 
 
 def fields(cls):

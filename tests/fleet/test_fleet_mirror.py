@@ -271,6 +271,10 @@ def test_what_is_on_the_disk_is_never_replaced(tmp_path, live):
     (place / CHECKPOINT).write_text("no folder\n")
     (place / TAPE).unlink()
     assert brought_back(HERE, place) is None  # an older single file may have this name
+    (place / CHECKPOINT).unlink()
+    (place / CHECKPOINT).mkdir()
+    with pytest.raises(CheckpointError, match="is in the way and holds no checkpoint"):
+        brought_back(HERE, place)
 
 
 def test_a_restore_that_was_cut_off_is_ended_by_the_next(tmp_path, stages, live, monkeypatch):

@@ -25,7 +25,7 @@ from attrs import field, frozen
 
 from yeto.errors import CheckpointError, ConfigError, TapeError, YetoError
 from yeto.fleet.children import Child
-from yeto.state import has_checkpoint, inspect, read_manifest, remove_final_marker, write_final_marker
+from yeto.state import inspect, read_manifest, remove_final_marker, write_final_marker
 from yeto.tape import Mark, find_past, printable, read
 from yeto.view.budget import BudgetRun, read_budget, replay_budget
 from yeto.view.follow import Watcher
@@ -166,6 +166,7 @@ class _Supervisor:
                 await self._syncer.relaunch(self._command(start))
             nursery.cancel_scope.cancel()
         if code < 0:
+            run.say(_stopped(name))
             return STOPPED
         if code != 0:
             await self._explain(name, code, since=before)
@@ -184,7 +185,7 @@ class _Supervisor:
             failure = YetoError(f"{name}: {end.why}")
             failure.exit_code = code
         if code == STOPPED and self._stopping:
-            self._run.say(f"stopped in {name}; the same command goes on from here")
+            self._run.say(_stopped(name))
             return
         raise failure
 
@@ -194,7 +195,7 @@ class _Supervisor:
     def _require_same_run(self, story: BudgetRun) -> None:
         """Refuse flags that are those of another run than the one whose tape is there."""
         config, run = story.config, self._run
-        if config is None or not has_checkpoint(run.checkpoint):
+        if config is None or not run.checkpoint.exists():
             return  # a run that never came to a checkpoint is set aside, whatever it was
         for flag, told, now in (
             ("--learners", config.num_learners, run.num_learners),
@@ -328,6 +329,10 @@ class _Supervisor:
 async def _off_thread(function: Callable[..., T], *arguments: Any) -> T:
     """Call what takes long, while signals are heeded."""
     return await trio.to_thread.run_sync(partial(function, *arguments), abandon_on_cancel=True)
+
+
+def _stopped(phase: str) -> str:
+    return f"stopped in {phase}; the same command goes on from here"
 
 
 def _line(phase: str, moment: Moment) -> str:

@@ -22,7 +22,7 @@ from attrs import frozen
 from yeto.errors import CheckpointError, TapeError
 from yeto.fleet.bucket import Bucket, StorageError
 from yeto.fleet.mirror_copies import COPIES, Index, Segment, fragment_object, index_numbers, read_index
-from yeto.state import Manifest, has_checkpoint
+from yeto.state import Manifest
 from yeto.state.digested import stated_digest
 from yeto.state.fragmentfile import file_bytes, read_fragment
 from yeto.state.manifest import (
@@ -31,6 +31,7 @@ from yeto.state.manifest import (
     ManifestFragment,
     decode_manifest,
     manifest_file,
+    manifest_steps,
 )
 from yeto.storage import sync_folder
 from yeto.tape import Header, Mark, find_past, read
@@ -105,10 +106,10 @@ def _is_occupied(checkpoint: Path, tape: Path, aside: tuple[Path, Path], say: Ca
     Raises:
         CheckpointError: something else has the name.
     """
-    if not has_checkpoint(checkpoint):
-        if checkpoint.exists():
-            raise CheckpointError(f"{checkpoint}: is in the way and holds no checkpoint; move it away")
+    if not checkpoint.exists():
         return False
+    if checkpoint.is_dir() and not manifest_steps(checkpoint):
+        raise CheckpointError(f"{checkpoint}: is in the way and holds no checkpoint; move it away")
     if not tape.exists() and aside[1].exists() and not aside[0].exists():
         _take_tape(aside[1], tape)
         say(f"{tape}: the restore that was cut off is complete now")

@@ -71,6 +71,7 @@ RENTED = ["--gpu", "aws:8xa100", "--output", "s3://b/r"]
             ["--gpu", "aws:8xa100", "--output", "here"],
             "--output here: a folder of this machine, which a rented",
         ),
+        ([*RENTED, "--mirror", "here"], "--mirror here: a folder of this machine, which a rented"),
         ([*GPU, "--output", "full"], "--output full is there and not empty"),
         ([*GPU, "--output", "out", "--name", "No Name"], "--name 'No Name': lower-case letters"),
         ([*GPU, "--output", "out", "--quorum", "2"], "--quorum"),
@@ -118,10 +119,13 @@ def test_no_runs_at_all(yeto, runs):
 
 
 def test_a_dry_run_on_this_machine_prints_the_commands_and_starts_nothing(yeto, inputs, runs):
-    code, out, err = yeto("launch", *GPU, *inputs, "--output", "out", "--dry-run", "--fragments", 2)
+    words = ["--output", "out", "--mirror", "copies", "--dry-run", "--fragments", 2]
+    code, out, err = yeto("launch", *GPU, *inputs, *words)
     assert code == 0, err
     head, island = out.splitlines()[1:]
     assert head.startswith("python -m yeto.fleet.head --host=127.0.0.1 --port=0 ")
+    # Relative names are those of here, and not of the head's folder.
+    assert f"--output={Path.cwd()}/out --mirror={Path.cwd()}/copies -- " in head
     assert head.endswith("-- --learners=1 --total-steps=16")
     assert island.startswith(
         "python -m yeto run --debug --role=learner --syncer=@syncer.address --learner-id=0"

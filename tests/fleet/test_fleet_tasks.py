@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 import subprocess
 from pathlib import Path
@@ -12,7 +13,7 @@ from attrs import evolve
 
 from yeto.fleet.launch import Launch
 from yeto.fleet.registry import Run, create_run
-from yeto.fleet.tasks import Software, installed_software, make_tasks
+from yeto.fleet.tasks import Software, installed_software, make_tasks, wanted_extras
 
 KEY = "5e" * 32
 SOFTWARE = Software(folder="/site/yeto", requirements=("attrs>=24.2", "torch>=2.6"))
@@ -186,8 +187,26 @@ def test_the_script_of_a_machine_does_what_it_says(tasks, tmp_path, part):
 def test_the_installed_software_is_this_one():
     software = installed_software()
     assert (Path(software.folder) / "fleet" / "tasks.py").exists()
-    assert any(line.startswith("torch") for line in software.requirements)
-    assert not any("extra" in line for line in software.requirements)
+    names = {re.match("[a-z0-9_-]+", line, re.IGNORECASE)[0].lower() for line in software.requirements}
+    assert {"torch", "transformers", "trio"} <= names
+    assert not {"diffusers", "wandb", "tensorboard", "pytest", "scipy"} & names
+    assert not any(";" in line for line in software.requirements)
+
+
+@pytest.mark.parametrize(
+    ("more", "package"),
+    [
+        ({"task": "diffusion"}, "diffusers"),
+        ({"learner_words": ("--wandb=project",)}, "wandb"),
+        ({"learner_words": ("--tensorboard=curves",)}, "tensorboard"),
+    ],
+)
+def test_what_a_flag_asks_for_is_installed_there(tasks, more, package):
+    launch = launch_of("aws:1xa100", **more)
+    plain, wanted = installed_software(), installed_software(wanted_extras(launch))
+    assert {line for line in set(wanted.requirements) - set(plain.requirements) if line.startswith(package)}
+    secrets = tasks(launch, {"WANDB_API_KEY": "wandb_secret"})[1].secrets
+    assert secrets == (("WANDB_API_KEY",) if package == "wandb" else ())
 
 
 def test_a_longest_name_fits_every_cloud(tasks):

@@ -234,7 +234,7 @@ def make_launch(flags: LaunchFlags, syncer: Any, learner: Any) -> Launch:
             *([] if flags.verify else ["--no-verify"]),
         ),
         on_demand=_on_demand(flags.on_demand, len(islands), here=here),
-        mirror=flags.mirror or (None if here else f"{output.rstrip('/')}/mirror"),
+        mirror=_mirror(flags.mirror, output, here=here),
         head_infra=flags.head_infra,
         head_memory_gb=memory_gb,
         disk_gb=disk_gb,
@@ -276,6 +276,19 @@ def _output(text: str, *, here: bool) -> str:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ConfigError(f"--output {text} is there and not empty; name another folder or remove it")
     return str(path)
+
+
+def _mirror(text: str | None, output: str, *, here: bool) -> str | None:
+    if text is None:
+        return None if here else f"{output.rstrip('/')}/mirror"
+    if is_remote(text):
+        return text
+    if not here:
+        raise ConfigError(
+            f"--mirror {text}: a folder of this machine, which a rented head cannot reach; "
+            "name a URI such as s3://bucket/mirror"
+        )
+    return str(Path(text.removeprefix("file://")).expanduser().absolute())
 
 
 def _named(text: str) -> str:
@@ -334,9 +347,9 @@ def _start(run: Run, launch: Launch, *, detach: bool) -> int:
         return follow(run, since=since)
     from yeto.fleet.registry import FAILED, RUNNING
     from yeto.fleet.skypilot import launch_all
-    from yeto.fleet.tasks import installed_software, make_tasks
+    from yeto.fleet.tasks import installed_software, make_tasks, wanted_extras
 
-    tasks = make_tasks(launch, run, installed_software(launch.task), os.environ)
+    tasks = make_tasks(launch, run, installed_software(wanted_extras(launch)), os.environ)
     run.tasks.mkdir(exist_ok=True)
     for task in tasks:
         (run.tasks / f"{task.name}.yaml").write_text(task.text, encoding="utf-8")
@@ -395,11 +408,11 @@ def _dry_run(launch: Launch) -> int:
             print(shlex.join(["python", "-m", *words]))
         return 0
     from yeto.fleet import skypilot
-    from yeto.fleet.tasks import installed_software, make_tasks
+    from yeto.fleet.tasks import installed_software, make_tasks, wanted_extras
 
     # Written as the launch would, but for the folder: the name is not taken.
     run = Run(folder=runs_folder(os.environ) / launch.name)
-    tasks = make_tasks(launch, run, installed_software(launch.task), os.environ)
+    tasks = make_tasks(launch, run, installed_software(wanted_extras(launch)), os.environ)
     folder = Path(f"{launch.name}-tasks")
     try:
         folder.mkdir()

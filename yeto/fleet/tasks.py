@@ -66,8 +66,18 @@ class Task:
     """Environment variables of this machine whose values it is given when it is launched."""
 
 
-def installed_software(task: str = "text") -> Software:
-    """Return the Yeto that runs here, for a kind of task.
+def wanted_extras(launch: Launch) -> frozenset[str]:
+    """Return the extras of Yeto that a launch needs on its machines."""
+    flags = {word.partition("=")[0] for word in launch.learner_words}
+    asked = {extra for extra in ("tensorboard", "wandb") if f"--{extra}" in flags}
+    return frozenset(asked | ({"diffusion"} if launch.task == "diffusion" else set()))
+
+
+def installed_software(extras: frozenset[str] = frozenset()) -> Software:
+    """Return the Yeto that runs here.
+
+    Args:
+        extras: whose packages the machines get, too.
 
     Raises:
         ConfigError: nobody knows its dependencies.
@@ -79,13 +89,12 @@ def installed_software(task: str = "text") -> Software:
             "yeto launch: this Yeto was not installed with pip, so its dependencies are unknown; "
             "run pip install -e . in its source"
         ) from error
-    own = f'extra == "{task}"'
-    return Software(
-        folder=str(Path(yeto.__file__).parent),
-        requirements=tuple(
-            sorted(line.partition(";")[0].strip() for line in stated if "extra ==" not in line or own in line)
-        ),
-    )
+    wanted = set()
+    for line in stated:
+        requirement, _, marker = line.partition(";")
+        if "extra" not in marker or any(f'extra == "{extra}"' in marker for extra in extras):
+            wanted.add(requirement.strip())
+    return Software(folder=str(Path(yeto.__file__).parent), requirements=tuple(sorted(wanted)))
 
 
 def make_tasks(launch: Launch, run: Run, software: Software, environ: Mapping[str, str]) -> list[Task]:
@@ -97,7 +106,8 @@ def make_tasks(launch: Launch, run: Run, software: Software, environ: Mapping[st
         software: what the machines run.
         environ: environment of this machine; names are taken from it, values never.
     """
-    secrets = tuple(name for name in ("HF_TOKEN",) if environ.get(name))
+    names = ("HF_TOKEN", *(("WANDB_API_KEY",) if "wandb" in wanted_extras(launch) else ()))
+    secrets = tuple(name for name in names if environ.get(name))
     return [
         _head(launch, run, software, secrets),
         *(_island(launch, number, run, software, secrets) for number in range(len(launch.parsed()))),

@@ -27,6 +27,12 @@ def pytest_addoption(parser):
         default=300,
         help="seeds of the fault campaign (tests/sim/test_campaign.py)",
     )
+    parser.addoption(
+        "--svd-workers",
+        type=int,
+        default=2,
+        help="SVD workers of the six-island run (tests/cli/test_supervisor_whole.py); the preset has 8",
+    )
 
 
 def pytest_configure(config):

@@ -35,9 +35,10 @@ def learner_words(fixtures, place, port, learner):
     )
 
 
-async def test_both_phases_with_six_learners_that_train(tmp_path, fixtures):
+async def test_both_phases_with_six_learners_that_train(tmp_path, fixtures, request):
     prepare(str(fixtures / "tiny-llama"), 1)
-    flags = {"learner_budget_steps": BUDGET, "sync_interval_steps": 2, "iso_worker_devices": "cpu:0,cpu:1"}
+    devices = ",".join(f"cpu:{number}" for number in range(request.config.getoption("--svd-workers")))
+    flags = {"learner_budget_steps": BUDGET, "sync_interval_steps": 2, "iso_worker_devices": devices}
     async with supervised(tmp_path, **flags) as run, family() as children:
         # The server that learners are forked from has to load as much as the syncer.
         await children.start("first", tmp_path / "first.log", print)

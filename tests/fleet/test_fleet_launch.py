@@ -253,8 +253,19 @@ def test_watching_ends_with_the_run_and_has_its_exit_code(standing, capsys):
     assert follow(standing) == 4
     thread.join()
     out = capsys.readouterr().out
-    assert "stopping: the head writes a checkpoint first" in out
-    assert "stopped: stopped before the final cut; yeto launch --resume trial goes on" in out
+    assert "stopping: the head writes a checkpoint first\n" in out
+    assert out.endswith("stopped: stopped before the final cut; yeto launch --resume trial goes on\n")
+    assert out.count("stopped: ") == 1
+
+
+def test_watching_ends_when_the_controller_is_killed(standing, capsys):
+    os.kill(standing.state().controller.pid, signal.SIGKILL)
+    assert follow(standing) == 1
+    assert capsys.readouterr().out == (
+        "failed: its controller is gone; yeto launch --resume trial goes on with it\n"
+        "yeto logs trial shows what was said, yeto launch --resume trial goes on from the checkpoint, "
+        "yeto down trial --forget removes the run\n"
+    )
 
 
 def test_a_run_is_shown_in_status_and_followed_in_logs(standing, yeto):

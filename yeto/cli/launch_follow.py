@@ -28,12 +28,12 @@ def follow(run: Run, *, since: int = 0) -> int:
     """
     said_by_controller = AddedLines(run.controller_log, since=since)
     watcher = Watcher(run.tape, running=lambda _: True)
-    said, next_line = "", time.monotonic() + LINE_SECONDS
+    said, last, next_line = "", "", time.monotonic() + LINE_SECONDS
     try:
         while True:
             state = present_state(run)
-            for line in said_by_controller.new():
-                print(line, flush=True)
+            for last in said_by_controller.new():
+                print(last, flush=True)
             if state.over:
                 break
             if time.monotonic() >= next_line:
@@ -48,8 +48,12 @@ def follow(run: Run, *, since: int = 0) -> int:
 
         print(f"\ndetached; the run goes on.   {come_back(run.name)}")
         return 0
+    verdict = f"{state.phase}: {state.why}"
+    if last != verdict:
+        # A controller that was killed could not say so.
+        print(verdict, flush=True)
     if state.phase == FAILED:
-        print(f"failed: {state.why}\n{_what_to_do(run)}", flush=True)
+        print(_what_to_do(run), flush=True)
     return 1 if state.exit_code is None else state.exit_code
 
 

@@ -94,6 +94,8 @@ class Controller:
                     child.send_signal(signal.SIGTERM)
                 for child in self._islands:
                     await child.stop(STOP_SECONDS)
+        # Said first: whoever follows the log looks at the state to know when to stop.
+        self._say(f"{last['phase']}: {last['why']}")
         self._note(children=(), **last)
         return self._state
 
@@ -278,7 +280,6 @@ def main(words: list[str]) -> int:
         print(f"yeto: {error}", file=sys.stderr)
         run.change(phase=FAILED, why=str(error), exit_code=error.exit_code)
         return error.exit_code
-    print(f"{state.phase}: {state.why}", flush=True)
     return state.exit_code or 0
 
 

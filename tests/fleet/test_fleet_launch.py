@@ -72,6 +72,13 @@ RENTED = ["--gpu", "aws:8xa100", "--output", "s3://b/r"]
             "--output here: a folder of this machine, which a rented",
         ),
         ([*RENTED, "--mirror", "here"], "--mirror here: a folder of this machine, which a rented"),
+        ([*RENTED, "--head-infra", "awz"], "--head-infra awz: cloud or cloud/region; known clouds are aws, "),
+        (
+            [*GPU, "--output", "out", "--head-infra", "aws"],
+            "--head-infra aws: with local: islands the head is",
+        ),
+        ([*RENTED, "--disk-gb", "0"], "--disk-gb"),
+        ([*RENTED, "--weights-gb", "-3"], "--weights-gb -3.0"),
         ([*GPU, "--output", "full"], "--output full is there and not empty"),
         ([*GPU, "--output", "out", "--name", "No Name"], "--name 'No Name': lower-case letters"),
         ([*GPU, "--output", "out", "--quorum", "2"], "--quorum"),

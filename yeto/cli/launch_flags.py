@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import attrs
 from attrs import frozen
-from cyclopts import Group, Parameter
+from cyclopts import Group, Parameter, validators
 
 from yeto.cli.learner_diffusion_flags import DIFFUSION_ONLY
 from yeto.cli.passing import flags_without, to_words
@@ -23,7 +23,7 @@ from yeto.cli.run_learner import LearnerFlags
 from yeto.cli.run_local import DEFAULT_MERGES, LEARNER_LEFT_OUT, SYNCER_LEFT_OUT, check_inputs
 from yeto.cli.run_syncer import SyncerFlags
 from yeto.errors import ConfigError
-from yeto.fleet.grammar import Island, join_islands, parse_islands
+from yeto.fleet.grammar import CLOUDS, Island, join_islands, parse_islands
 from yeto.fleet.launch import Launch, check_name, is_remote, local_path, require_one_kind
 from yeto.fleet.models import resolve_model
 from yeto.text.config import TextConfig
@@ -34,6 +34,8 @@ DISK_GB_MIN = 256
 """Least disk of a rented machine: SkyPilot's own default."""
 
 _LAUNCH = Group("This launch", sort_key=-1)
+
+Gigabytes = Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=1 << 20))]
 
 SyncerPart: Any = flags_without(
     SyncerFlags,
@@ -55,9 +57,13 @@ LearnerPart: Any = flags_without(
 class LaunchFlags:
     """Which islands, what they train, and where the result goes."""
 
-    gpu: str | None = None
-    """The islands, one entry each: cloud:[NODESx]COUNTxGPU[@region], such as
-    aws:8xa100@us-east-2,runpod:8xh100; local:1xcpu is one on this machine."""
+    gpu: Annotated[
+        str | None,
+        Parameter(
+            help="The islands, one entry each: cloud:[NODESx]COUNTxGPU[@region], such as "
+            "aws:8xa100@us-east-2,runpod:8xh100; local:1xcpu is one on this machine."
+        ),
+    ] = None
     model: str | None = None
     """Hugging Face id, an alias that yeto shape knows, or a local model folder."""
     data: str | None = None
@@ -72,17 +78,25 @@ class LaunchFlags:
     """Global steps (merges of one fragment) of the run. Default: 8 times --fragments."""
     name: str | None = None
     """What the run is called in yeto status, logs and down. Default: made of the model's name."""
-    mirror: str | None = None
-    """Where checkpoint and tape are copied to all the time, so that a head that is lost comes back. Default:
-    --output with /mirror; on this machine nowhere."""
+    mirror: Annotated[
+        str | None,
+        Parameter(
+            help="Where checkpoint and tape are copied to all the time, so that a head that is lost comes "
+            "back. Default: --output with /mirror; on this machine nowhere."
+        ),
+    ] = None
     resume: Annotated[str | None, Parameter(help="Go on with this run as it was launched.")] = None
     dry_run: Annotated[bool, Parameter(negative=())] = False
     """Write the tasks to ./NAME-tasks and print every command; start and rent nothing."""
     detach: Annotated[bool, Parameter(negative=())] = False
     """Come back as soon as the run is started; yeto status NAME shows it then."""
-    budget: float | None = None
-    """Instead of --gpu: dollars an hour, head included. Shows the fastest plan for them and ends with exit
-    code 0; with --confirm launches it."""
+    budget: Annotated[
+        float | None,
+        Parameter(
+            help="Instead of --gpu: dollars an hour, head included. Shows the fastest plan for them and ends "
+            "with exit code 0 (1 when there is none); with --confirm launches it."
+        ),
+    ] = None
     confirm: Annotated[bool, Parameter(negative=())] = False
     """Launch the plan for --budget, and pay for it."""
     offers: Path | None = None
@@ -93,13 +107,17 @@ class LaunchFlags:
     """Numbers of islands, from 0, that are rented on demand instead of spot: 0,2; or all."""
     head_infra: str | None = None
     """Where the head is rented: cloud, or cloud/region. Default: the cheapest place that SkyPilot knows."""
-    head_memory_gb: int | None = None
+    head_memory_gb: Gigabytes = None
     """Memory of the head's machine. Default: what the export of the model needs, 16 at least."""
-    disk_gb: int | None = None
+    disk_gb: Gigabytes = None
     """Disk of every machine. Default: what the model needs, 256 at least."""
-    verify: bool = True
-    """Load the result back at the end and compare it with the base model; needs the model's size as memory
-    of the head."""
+    verify: Annotated[
+        bool,
+        Parameter(
+            help="Load the result back at the end and compare it with the base model; the head needs memory "
+            "for the model then."
+        ),
+    ] = True
 
 
 def make_launch(flags: LaunchFlags, syncer: Any, learner: Any) -> Launch:
@@ -162,7 +180,7 @@ def make_launch(flags: LaunchFlags, syncer: Any, learner: Any) -> Launch:
         ),
         on_demand=_on_demand(flags.on_demand, len(islands), here=here),
         mirror=_mirror(flags.mirror, output, here=here),
-        head_infra=flags.head_infra,
+        head_infra=_head_infra(flags.head_infra, here=here),
         head_memory_gb=memory_gb,
         disk_gb=disk_gb,
         torch_threads=_threads(islands) if here else None,
@@ -216,6 +234,14 @@ def _mirror(text: str | None, output: str, *, here: bool) -> str | None:
             "name a URI such as s3://bucket/mirror"
         )
     return str(Path(text.removeprefix("file://")).expanduser().absolute())
+
+
+def _head_infra(text: str | None, *, here: bool) -> str | None:
+    if text is not None and here:
+        raise ConfigError(f"--head-infra {text}: with local: islands the head is on this machine")
+    if text is not None and text.partition("/")[0] not in CLOUDS:
+        raise ConfigError(f"--head-infra {text}: cloud or cloud/region; known clouds are {', '.join(CLOUDS)}")
+    return text
 
 
 def _named(text: str) -> str:

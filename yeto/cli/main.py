@@ -47,22 +47,25 @@ How near do the models come to what was published?
 """
 
 LAUNCH_EXAMPLES = """
-The whole way on this machine: a head and two islands as processes, one of which you may kill:
+The whole way on this machine, a head and two islands as processes; you may kill any of them:
 
-    yeto launch --gpu local:1xcpu,local:1xcpu --model MODEL --data rows.jsonl --output result --name trial
+    yeto launch --gpu local:1xcpu,local:1xcpu --model MODEL \\
+        --data rows.jsonl --output result --name trial
     yeto status trial
     yeto logs trial island-0
     yeto down trial
 
-The same on rented machines (pip install 'yeto[fleet]'; sky check says which clouds are set up). First see
-what would be done:
+The same on rented machines (pip install 'yeto[fleet]', then sky check). See first what would be done:
 
-    yeto launch --gpu aws:8xa100@us-east-2,runpod:8xh100 --model gemma4 --data rows.jsonl \\
-        --output s3://bucket/run --dry-run
+    yeto launch --gpu aws:8xa100@us-east-2,runpod:8xh100 --model gemma4 \\
+        --data rows.jsonl --output s3://bucket/run --dry-run
 
-A head or a controller that is lost, a machine that was switched off:
+A head or a controller was lost, or the machine was switched off:
 
     yeto launch --resume trial
+
+Exit codes: 0 done, or handed over (rented islands, --detach, Ctrl-C, which ends the watching and never the \
+run); 1 failed; 2 wrong usage; 3 an island never confirmed the result; 4 stopped before the end.
 """
 
 SHAPE_EXAMPLES = """

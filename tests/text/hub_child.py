@@ -36,6 +36,18 @@ def identity(name):
     return identify(name).binding()
 
 
+def pipeline(name):
+    """Find a pipeline and load its denoiser and its text encoder from what has come."""
+    import torch
+
+    from yeto.diffusion.pipeline import find_pipeline, load_parts
+
+    found = find_pipeline(name)
+    loaded = load_parts(found, ("unet", "text_encoder", "tokenizer", "scheduler"), torch.float32)
+    parameters = sum(p.numel() for part in (loaded.unet, loaded.text_encoder) for p in part.parameters())
+    return {"identity": found.identity.binding(), "parameters": parameters}
+
+
 def rows(name):
     return {"rows": [row.value["text"] for row in open_source(name).rows(Cursor())]}
 

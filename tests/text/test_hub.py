@@ -14,6 +14,7 @@ import pytest
 import torch
 from fake_hub import COMMIT, FakeHub
 from safetensors.torch import load, save
+from tiny_pipelines import tiny_sd
 
 from yeto.tuning.hub import TRIES
 
@@ -238,3 +239,73 @@ def test_rows_are_those_that_the_description_names_even_if_it_comes_late(ask):
     }
     ask.hub.faults["HEAD README.md"] = [503] * 8
     assert ask("rows", "owner/card")["rows"] == ROWS[4:8]
+
+
+@pytest.fixture(scope="module")
+def pipeline_files(tmp_path_factory):
+    folder = tiny_sd(tmp_path_factory.mktemp("pipeline"))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+UNET = "unet/diffusion_pytorch_model.safetensors"
+
+
+def test_a_pipeline_comes_whole_and_is_then_loaded_without_the_hub(ask, pipeline_files):
+    # What else a repository has: a variant, another kind of weights, a part that is not needed.
+    beside = {
+        "unet/diffusion_pytorch_model.fp16.safetensors": b"half",
+        "unet/diffusion_pytorch_model.bin": b"pickled",
+        "safety_checker/model.safetensors": b"unused",
+        "README.md": b"card",
+    }
+    ask.hub.models["owner/pipeline"] = pipeline_files | beside
+    answer = ask("pipeline", "owner/pipeline")
+    assert answer["identity"] == {"hub_id": "owner/pipeline", "commit": COMMIT}
+    assert answer["parameters"] > 80_000
+    fetched = {call.partition(f"/{COMMIT}/")[2] for call in ask.hub.asked if call.startswith("GET owner")}
+    assert UNET in fetched
+    assert not fetched & set(beside)
+    again = ask("pipeline", "owner/pipeline")
+    assert again["parameters"] == answer["parameters"]
+    assert not ask.hub.asked
+
+
+def test_a_pipeline_in_parts_is_fetched_by_its_index(ask, pipeline_files):
+    tensors = load(pipeline_files[UNET])
+    names = sorted(tensors)
+    halves = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    index = {"metadata": {}, "weight_map": {name: file for file, own in halves.items() for name in own}}
+    files = {path: data for path, data in pipeline_files.items() if path != UNET}
+    files[f"{UNET}.index.json"] = json.dumps(index).encode()
+    for file, own in halves.items():
+        files[f"unet/{file}"] = save({name: tensors[name] for name in own}, metadata={"format": "pt"})
+    ask.hub.models["owner/pipeline-in-parts"] = files
+    whole = ask("pipeline", "owner/pipeline-in-parts")
+    assert whole["parameters"] > 80_000
+
+
+def test_a_part_of_a_pipeline_that_never_comes_is_an_error(ask, pipeline_files):
+    ask.hub.models["owner/hollow"] = dict(pipeline_files)
+    ask.hub.faults[UNET] = [503] * FOREVER
+    error = ask("pipeline", "owner/hollow")["error"]
+    assert error.startswith("--model owner/hollow: no such folder, and as a Hugging Face id: ")
+    assert f"({TRIES} tries)" in error
+    # A hub that fails altogether does not make the copy whole.
+    ask("forget", "")
+    ask.hub.faults["info"] = [503] * FOREVER
+    error = ask("pipeline", "owner/hollow")["error"]
+    assert "the copy of it on this machine is not complete" in error
+    # The same command goes on with what has arrived.
+    ask.hub.faults.clear()
+    assert ask("pipeline", "owner/hollow")["parameters"] > 80_000
+    # And a whole copy is enough where the hub fails.
+    ask("forget", "")
+    ask.hub.faults["info"] = [503] * FOREVER
+    assert ask("pipeline", "owner/hollow")["parameters"] > 80_000
+
+
+def test_what_is_no_pipeline_on_the_hub_is_said(ask):
+    ask.has_model("owner/chat")
+    error = ask("pipeline", "owner/chat")["error"]
+    assert "it has no model_index.json, so it is no pipeline of diffusers" in error
+    assert "correct it, or log in" in ask("pipeline", "owner/nobody")["error"]

@@ -19,16 +19,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from attrs import field, frozen
-from huggingface_hub import constants
 
 from yeto.diffusion.extra import require_diffusers
+from yeto.diffusion.pipeline_files import INDEX, fetch_pipeline, parts_of
 from yeto.errors import ConfigError
-from yeto.tuning.hub import HubError, cause_of, patiently, unreachable_hub
+from yeto.tuning.hub import HubError, cause_of, unreachable_hub
 from yeto.tuning.identity import ModelIdentity, files_digest, require_hub_id
 
 logger = logging.getLogger(__name__)
 
-INDEX: Final = "model_index.json"
 DENOISERS: Final = ("transformer", "transformer_2", "unet")
 VAE: Final = "vae"
 SCHEDULER: Final = "scheduler"
@@ -40,8 +39,6 @@ _HASHED: Final = (
     "*.bin",
 )
 """What decides what a part does; how words become tokens is in the text encoder's hands."""
-_INDEX_BYTES_MAX: Final = 1 << 20
-"""A few hundred bytes in every pipeline there is."""
 
 
 @frozen(kw_only=True)
@@ -84,7 +81,15 @@ def find_pipeline(model: str, revision: str | None = None, *, trust_remote_code:
         folder, commit = Path(model), None
     else:
         require_hub_id(model)
-        folder = _fetched(model, revision, trust_remote_code)
+        try:
+            cause = unreachable_hub(model, revision=revision, file=INDEX)
+            if cause is not None:
+                raise HubError(cause)
+            folder = fetch_pipeline(model, revision)
+        except HubError as error:
+            raise ConfigError(
+                f"--model {model}: no such folder, and as a Hugging Face id: {error}"
+            ) from error
         commit = folder.name
     kind, parts = _index(model, folder)
     trained = [name for name in DENOISERS if name in parts]
@@ -159,25 +164,16 @@ def _index(model: str, folder: Path) -> tuple[str, tuple[str, ...]]:
         )
         raise ConfigError(f"--model {model}: not a folder of a diffusers pipeline; {remedy}")
     try:
-        if place.stat().st_size > _INDEX_BYTES_MAX:
-            raise ValueError(f"it has {place.stat().st_size} bytes")
-        index = json.loads(place.read_text(encoding="utf-8"))
+        parts = parts_of(folder)
+        kind = json.loads(place.read_text(encoding="utf-8")).get("_class_name")
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"--model {model}: its {INDEX} cannot be read: {error}") from error
-    kind = index.get("_class_name") if isinstance(index, dict) else None
+    if isinstance(kind, list) and kind:
+        # Beside the name of a file of code.
+        kind = kind[-1]
     if not isinstance(kind, str):
-        # A list names a file of code beside it.
-        kind = kind[-1] if isinstance(kind, list) and kind and isinstance(kind[-1], str) else None
-    if kind is None:
         raise ConfigError(f"--model {model}: its {INDEX} does not say what pipeline it is (no _class_name)")
-    parts = tuple(
-        name
-        for name, value in index.items()
-        if isinstance(value, list) and len(value) == 2 and all(isinstance(word, str) for word in value)
-        # A name is a folder here, not a way to another one.
-        if not name.startswith(("_", ".")) and "/" not in name and os.sep not in name
-    )
-    return kind, parts
+    return kind, tuple(parts)
 
 
 def _digest(model: str, folder: Path, parts: tuple[str, ...]) -> str:
@@ -190,28 +186,3 @@ def _digest(model: str, folder: Path, parts: tuple[str, ...]) -> str:
         if name in parts and name not in weighty:
             raise ConfigError(f"--model {model}: its part {name} has no weights (looked in {folder / name})")
     return files_digest(folder, sorted(files))
-
-
-def _fetched(model: str, revision: str | None, trust_remote_code: bool) -> Path:
-    """Have a pipeline of the hub in its cache; return the folder, which is named by the commit."""
-    import diffusers
-
-    failed = f"--model {model}: no such folder, and as a Hugging Face id"
-    cause = unreachable_hub(model, revision=revision, file=INDEX)
-    if cause is not None:
-        raise ConfigError(f"{failed}: {cause}")
-    offline = constants.HF_HUB_OFFLINE
-
-    def fetch() -> str:
-        place: str = diffusers.DiffusionPipeline.download(
-            model, revision=revision, local_files_only=offline, trust_remote_code=trust_remote_code
-        )
-        return place
-
-    try:
-        folder = Path(patiently(fetch))
-    except HubError as error:
-        raise ConfigError(f"{failed}: {error}") from error
-    if len(folder.name) != 40:
-        raise ConfigError(f"--model {model}: its commit is unknown; give it with --model-revision")
-    return folder

@@ -18,7 +18,8 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
@@ -77,7 +78,7 @@ def cached_commit(name: str, revision: str | None = None, file: str = "config.js
     return Path(path).parent.name if isinstance(path, str) else None
 
 
-_fetched_by_now: dict[tuple[str, str | None, bool], str] = {}
+_fetched_by_now: dict[tuple[str, str | None, str], str] = {}
 """Commits of models that this process has fetched: one run sees one commit, and asks once."""
 
 
@@ -95,16 +96,50 @@ def fetch_model(name: str, revision: str | None = None, *, weights: bool = False
     Raises:
         HubError: a file cannot be had.
     """
-    key = (name, revision, weights)
+    return fetch(
+        name,
+        revision,
+        what="model with weights" if weights else "model",
+        get=lambda: _fetched(name, revision, weights),
+        is_whole=lambda: _is_whole(name, revision, weights and not constants.HF_HUB_OFFLINE),
+    )
+
+
+def fetch(
+    name: str,
+    revision: str | None,
+    *,
+    what: str,
+    get: Callable[[], str],
+    is_whole: Callable[[], bool],
+    file: str = "config.json",
+) -> str | None:
+    """Have something of a repository on this machine, or take the copy of it that is here if that is whole.
+
+    Args:
+        name: a repository of the hub.
+        revision: branch, tag or commit.
+        what: is asked for; the same is asked for once in a process.
+        get: asks for it, and returns the commit that came.
+        is_whole: whether the copy on this machine has all that it must have.
+        file: what it cannot be without.
+
+    Returns:
+        The commit; None if the hub is switched off and there is no copy.
+
+    Raises:
+        HubError: it cannot be had.
+    """
+    key = (name, revision, what)
     if key in _fetched_by_now:
         return _fetched_by_now[key]
-    cached = cached_commit(name, revision)
+    cached = cached_commit(name, revision, file)
     try:
         if constants.HF_HUB_OFFLINE:
             raise HubError("HF_HUB_OFFLINE is set")
         if cached is not None and (away := _no_way_to_it()) is not None:
             raise HubError(away)
-        _fetched_by_now[key] = patiently(lambda: _fetched(name, revision, weights))
+        _fetched_by_now[key] = patiently(get)
         return _fetched_by_now[key]
     except HubError as error:
         if isinstance(error.__cause__, RepositoryNotFoundError | RevisionNotFoundError):
@@ -113,7 +148,7 @@ def fetch_model(name: str, revision: str | None = None, *, weights: bool = False
             if constants.HF_HUB_OFFLINE:
                 return None
             raise
-        if not _is_whole(name, revision, weights and not constants.HF_HUB_OFFLINE):
+        if not is_whole():
             raise HubError(f"{error}, and the copy of it on this machine is not complete") from error
         if not constants.HF_HUB_OFFLINE:
             logger.warning("%s: %s; going on with the copy of it on this machine", name, error)
@@ -184,22 +219,50 @@ class _Incomplete(Exception):
     """Files are missing after a download that said it was done."""
 
 
-def _fetched(name: str, revision: str | None, weights: bool) -> str:
+def fetch_files(
+    name: str, revision: str | None, small: Sequence[str], weights: Callable[[Path, list[str]], list[str]]
+) -> str:
+    """Fetch files of a model; return the commit that came. To be called through :func:`patiently`.
+
+    Args:
+        name: a repository of the hub.
+        revision: branch, tag or commit.
+        small: patterns of files that are fetched first, all that there are.
+        weights: from the folder that has these, and the names of all files, to the names of further ones.
+    """
     info = HfApi().model_info(name, revision=revision)
     files = [file.rfilename for file in info.siblings or ()]
-    folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(BESIDE_WEIGHTS)))
-    if weights:
-        wanted = _weight_files(folder, files)
-        if wanted:
-            snapshot_download(name, revision=revision, allow_patterns=[glob.escape(file) for file in wanted])
-    else:
-        wanted = []
+    folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(small)))
+    wanted = weights(folder, files)
+    if wanted:
+        snapshot_download(name, revision=revision, allow_patterns=[glob.escape(file) for file in wanted])
     # The client takes a copy that it has for an answer when it gets none, whether it is whole or not.
-    wanted += [file for file in files if any(Path(file).match(pattern) for pattern in BESIDE_WEIGHTS)]
+    wanted = wanted + [file for file in files if any(fnmatch(file, pattern) for pattern in small)]
     missing = [file for file in wanted if not (folder / file).exists()]
     if folder.name != info.sha or missing:
         raise _Incomplete(f"{name} came without {', '.join(missing[:3]) or 'its newest commit'}")
     return folder.name
+
+
+def weight_files(folder: Path, files: Sequence[str], names: Sequence[str] = WEIGHTS) -> list[str]:
+    """Return the files with the weights; none where they are kept in a way that only the library knows.
+
+    Args:
+        folder: has the index of those in parts.
+        files: names of all there are.
+        names: what weights are called, those first that are loaded first.
+    """
+    for whole in names:
+        if whole in files:
+            return [whole]
+        index = folder / f"{whole}.index.json"
+        if index.exists():
+            return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    return []
+
+
+def _fetched(name: str, revision: str | None, weights: bool) -> str:
+    return fetch_files(name, revision, BESIDE_WEIGHTS, weight_files if weights else lambda folder, files: [])
 
 
 def _is_whole(name: str, revision: str | None, weights: bool) -> bool:
@@ -212,19 +275,8 @@ def _is_whole(name: str, revision: str | None, weights: bool) -> bool:
         )
     except EntryNotFoundError:
         return False
-    wanted = _weight_files(folder, [path.name for path in folder.iterdir()]) if weights else []
+    wanted = weight_files(folder, [path.name for path in folder.iterdir()]) if weights else []
     return all((folder / file).exists() for file in wanted) and bool(wanted or not weights)
-
-
-def _weight_files(folder: Path, files: list[str]) -> list[str]:
-    """Return the files with the weights; none where they are kept in a way that only the library knows."""
-    for whole in WEIGHTS:
-        if whole in files:
-            return [whole]
-        index = folder / f"{whole}.index.json"
-        if index.exists():
-            return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    return []
 
 
 def _no_way_to_it() -> str | None:

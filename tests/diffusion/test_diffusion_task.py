@@ -92,6 +92,9 @@ def test_targets_are_the_layers_that_are_meant(model):
         *(f"attn.{layer}" for layer in ATTENTION | ADDED),
         *("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"),
     }
+    flux = load_pipeline(config(model("flux"), None)).trainable_parameters()
+    single = {name.split("blocks.0.")[1].rsplit(".lora_", 1)[0] for name in flux if "single_" in name}
+    assert single == {"attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp", "proj_out"}
     listed = load_pipeline(config(model("flux"), None, lora_targets="to_q, proj_mlp"))
     assert listed.targets == {"transformer": ("proj_mlp", "to_q")}
 

@@ -46,7 +46,8 @@ class PipelineEncoders:
         """
         self._found = found
         self._device, self._dtype = device, dtype
-        self._vae: Any = None if vae is None else self._settled(vae)
+        self._vae: Any = vae
+        self._vae_is_settled = False
         self._prompts: Any = None
 
     def latents(self, pixels: Tensor) -> Tensor:
@@ -67,8 +68,11 @@ class PipelineEncoders:
                     f"--model {self._found.name}: it has no {VAE}, so latents cannot be computed; give rows "
                     "with cached latents"
                 )
-            loaded = load_parts(self._found, (VAE, SCHEDULER), torch.float32)
-            self._vae = self._settled(loaded.vae)
+            self._vae = load_parts(self._found, (VAE, SCHEDULER), torch.float32).vae
+        if not self._vae_is_settled:
+            # Not before: with cached rows it need not be on the accelerator.
+            self._vae = self._settled(self._vae)
+            self._vae_is_settled = True
         return torch.cat([self._latent(pixels[place : place + 1]) for place in range(len(pixels))])
 
     def conditioning(self, prompts: Sequence[str]) -> list[Conditioning]:

@@ -24,6 +24,8 @@ ATTENTION: Final = (
 )
 MLP_PIECES: Final = frozenset({"ff", "ffn", "ff_context", "feed_forward", "mlp", "proj_mlp"})
 """A linear layer with one of these in its path belongs to an MLP."""
+_PARALLEL: Final = "proj_mlp"
+"""A block with this runs MLP and attention side by side; the layer beside it puts both together."""
 _EXAMPLES: Final = 12
 
 Targets = dict[str, tuple[str, ...]]
@@ -48,7 +50,8 @@ def find_targets(denoisers: Mapping[str, nn.Module], wanted: str) -> Targets:
     if wanted in ("auto", "attention", "all-linear"):
         for part, denoiser in denoisers.items():
             linear = _linear(denoiser)
-            found[part] = [name for name in linear if _is_meant(name, wanted)]
+            parallel = {name.rpartition(".")[0] for name in linear if matches(name, _PARALLEL)}
+            found[part] = [name for name in linear if _is_meant(name, wanted, parallel)]
     else:
         found = _listed(denoisers, wanted)
     if not any(found.values()):
@@ -82,12 +85,14 @@ def short_names(model: nn.Module, modules: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(chosen))
 
 
-def _is_meant(name: str, wanted: str) -> bool:
+def _is_meant(name: str, wanted: str, parallel: set[str]) -> bool:
     if wanted == "all-linear":
         return True
     if any(matches(name, layer) for layer in ATTENTION):
         return True
-    return wanted == "auto" and not MLP_PIECES.isdisjoint(name.split("."))
+    if wanted != "auto":
+        return False
+    return name.rpartition(".")[0] in parallel or not MLP_PIECES.isdisjoint(name.split("."))
 
 
 def _listed(denoisers: Mapping[str, nn.Module], wanted: str) -> dict[str, list[str]]:

@@ -68,6 +68,46 @@ async def test_a_killed_child_is_started_again_but_not_for_ever(child):
         await dying.relaunch()
 
 
+async def test_a_child_that_lived_for_a_while_has_earned_its_next_accidents(child, monkeypatch):
+    monkeypatch.setattr(children, "LIVED_SECONDS", 0.0)
+    dying = child("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    dying.start()
+    for _ in range(children.RELAUNCHES_MAX + 2):
+        assert await dying.wait() == -signal.SIGKILL
+        await dying.relaunch()
+    assert await dying.wait() == -signal.SIGKILL
+
+
+async def test_the_pause_before_a_relaunch_doubles(child, monkeypatch):
+    pauses = []
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+
+    monkeypatch.setattr(children, "RELAUNCH_SECONDS", 1.0)
+    monkeypatch.setattr(trio, "sleep", sleep)
+    brief = child("pass")
+    brief.start()
+    for _ in range(children.RELAUNCHES_MAX):
+        await brief.wait()
+        await brief.relaunch()
+    await brief.wait()
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0]
+
+
+async def test_a_child_without_a_log_speaks_where_its_parent_does(tmp_path, capfd, monkeypatch):
+    (tmp_path / "spoken.py").write_text(
+        "import os; print(os.getcwd()); print('yeto: no', flush=True); exit(3)"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("YETO_LEARNERS", "7")
+    speaking = Child("worker", ["spoken"], None, folder=tmp_path)
+    speaking.start()
+    code = await speaking.wait()
+    assert capfd.readouterr().out == f"{tmp_path}\nyeto: no\n"
+    assert str(speaking.failure(code)) == "worker: exit code 3"
+
+
 @pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="only Linux tells a child of its parent's death"
 )

@@ -1,11 +1,15 @@
 """The commands of head and islands: as text, and the same on this machine and on rented ones."""
 
+import os
 import shlex
+import socket
+import subprocess
+import sys
 
 import pytest
 from attrs import evolve
 
-from yeto.fleet.commands import HERE, Place, head_command, island_command
+from yeto.fleet.commands import HERE, RANKS_PORT, Place, head_command, island_command
 from yeto.fleet.launch import Launch
 
 LAUNCH = Launch(
@@ -70,3 +74,34 @@ def test_only_the_place_differs_between_this_machine_and_rented_ones(more):
 
     assert common(head_command(here, HERE)) == common(head_command(there, THERE))
     assert common(island_command(here, 0, HERE)) == common(island_command(there, 0, THERE))
+
+
+def test_the_machines_of_an_island_find_each_other_by_the_words_and_two_variables(tmp_path):
+    words = island_command(evolve(LAUNCH, islands="aws:2x2xa100"), 0, THERE)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # torchrun itself, with a program that says which one it is in the place of the learner.
+    words = [word.replace(str(RANKS_PORT), str(port)) for word in words[: words.index("-m") + 1]] + ["shown"]
+    (tmp_path / "shown.py").write_text(
+        "from os import environ\n"
+        "said = (environ[key] for key in ('LOCAL_RANK', 'WORLD_SIZE', 'MASTER_ADDR'))\n"
+        "with open(environ['RANK'], 'w') as file:\n    file.write(' '.join(said))\n"
+    )
+    machines = [
+        subprocess.Popen(
+            [sys.executable, "-m", *words],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "PET_NODE_RANK": str(rank),
+                "PET_MASTER_ADDR": "127.0.0.1",
+                "OMP_NUM_THREADS": "1",
+            },
+            stderr=subprocess.DEVNULL,
+        )
+        for rank in (0, 1)
+    ]
+    assert [machine.wait(200) for machine in machines] == [0, 0]
+    said = {path.name: path.read_text() for path in tmp_path.iterdir() if path.name.isdigit()}
+    assert said == {str(rank): f"{rank % 2} 4 127.0.0.1" for rank in range(4)}

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from diffusers import DDPMPipeline, DDPMScheduler, DiffusionPipeline, UNet2DModel
+from diffusers import DDPMPipeline, DDPMScheduler, DiffusionPipeline, EulerDiscreteScheduler, UNet2DModel
 from tiny_families import FAMILIES, built, flux2
 from tiny_pipelines import tiny_flux, tiny_sd, tiny_sd3, tiny_sdxl
 from tiny_wan import tiny_wan
@@ -143,6 +143,33 @@ def test_a_prediction_is_what_the_sampling_pipeline_computes(name, folder):
         assert torch.allclose(said, wanted, atol=1e-5), float((said - wanted).abs().max())
         assert float(said.std()) > 1e-3
     assert set(parts) == set(pipeline.components) & set(DENOISERS)
+
+
+def test_a_shift_that_depends_on_the_size_is_one_of_sampling(folder):
+    pipeline = loaded("flux", folder)
+    pipeline.scheduler = type(pipeline.scheduler).from_config(
+        pipeline.scheduler.config, use_dynamic_shifting=True
+    )
+    denoising = asked(pipeline)
+    assert denoising.rehearse(4, 32, 32) == MANNERS["flux"]
+    # Training draws from all steps alike.
+    assert torch.allclose(denoising.schedule.noise, torch.arange(1000, 0, -1) / 1000)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_a_solver_with_inputs_of_its_own_scale_is_the_same_denoiser(folder):
+    """Sampling by sigmas divides its inputs so that they are those of training again."""
+    pipeline = loaded("sd", folder)
+    pipeline.scheduler = EulerDiscreteScheduler.from_config(pipeline.scheduler.config)
+    conditioning = prompts("sd", 2)
+    sampled = Sampled(pipeline, conditioning, 16)
+    kept = asked(pipeline).schedule.signal
+    for told, timestep, sample in sampled.steps:
+        level = round(timestep)
+        noisy = sample * kept[level]
+        with torch.no_grad():
+            said = asked(pipeline).predict("unet", noisy, torch.tensor([timestep] * 2), conditioning)
+        assert torch.allclose(said, told, atol=2e-3), float((said - told).abs().max())
 
 
 def unpacked(pipeline, packed, side):

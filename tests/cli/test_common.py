@@ -190,7 +190,7 @@ def test_the_command_line_as_a_process(tmp_path):
     assert "--role learner" in out
     code, out, err = yeto("run", "--role", "cook")
     assert code == 2
-    assert err == "yeto: --role cook: must be one of local, syncer, learner\n"
+    assert err == "yeto: --role cook: must be one of local, syncer, supervisor, learner\n"
     code, _, err = yeto("replay", str(tmp_path / "none.jsonl"))
     assert code == 1
     assert err.count("\n") == 1

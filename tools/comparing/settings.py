@@ -120,7 +120,12 @@ ARMS: Mapping[str, Arm] = {
             learner={"merge-alpha": "carry"},
         ),
         _arm("normalised", "gain-normalised momentum", syncer={"outer": "normalised"}),
-        _arm("auto", "the outer step that the coordinator chooses", syncer={"outer": "auto"}),
+        _arm(
+            "auto",
+            "the outer step that the coordinator chooses",
+            syncer={"outer": "auto"},
+            learner={"merge-alpha": "carry"},
+        ),
         _arm(
             "stock-off", "no closing sweep: the last merges are stock's own", syncer={"closing-sweep": "off"}
         ),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from attrs import frozen
+from attrs import evolve, frozen
 from cyclopts import Parameter
 
 from yeto.core import CoreConfig
+from yeto.core.outer import AUTO_MOMENTUM_MERGES
 from yeto.errors import ConfigError
 
 
@@ -74,14 +75,15 @@ class PolicyFlags:
         _help("Turn pushes that oppose the momentum: only stale ones (heloco), all, or none."),
     ] = "heloco"
     outer: Annotated[
-        Literal["stock", "direct", "normalised", "auto"],
+        Literal["stock", "direct", "normalised", "auto"] | None,
         _help(
-            "How merged gradients are applied. stock: Nesterov momentum, learning rate 0.7, momentum 0.9. "
-            "direct: each fragment becomes the average of its learners', for frequent merges. normalised: a "
-            "momentum that warms up and does not lengthen the step, for rare ones. auto: one of the latter "
-            "two, by --sync-interval-steps and the merges planned; the log says which and why."
+            "How merged gradients are applied. direct: each fragment becomes the average of its learners'; "
+            "let them have --merge-alpha carry. stock: Nesterov momentum, learning rate 0.7, momentum 0.9. "
+            "normalised: a momentum that warms up and does not lengthen the step. auto: what did best where "
+            "it was measured, which is direct; the log says why. Default: auto, or stock where "
+            "--outer-lr or --outer-momentum is given."
         ),
-    ] = "stock"
+    ] = None
     outer_lr: Annotated[
         float | None, _help("Learning rate of the outer step. Default: 0.7 with --outer stock, else 1.")
     ] = None
@@ -140,13 +142,12 @@ class PolicyFlags:
         Raises:
             ConfigError: two flags contradict each other.
         """
-        if self.outer_normalised and self.outer not in ("stock", "normalised"):
-            raise ConfigError(f"--outer {self.outer} and --outer-normalised: give one of them")
+        outer = self._outer()
         quorum = self.quorum
         if quorum is None:
             quorum = self.learners if self.learners <= 2 else self.learners // 2 + 1
         ack_timeout = self.final_ack_timeout_s
-        return CoreConfig(
+        config = CoreConfig(
             num_learners=self.learners,
             total_steps=self.total_steps,
             quorum=quorum,
@@ -163,7 +164,7 @@ class PolicyFlags:
             closing_sweep=self.closing_sweep,
             learner_weight=self.learner_weight,
             delta_correction=self.delta_correction,
-            outer="normalised" if self.outer_normalised else self.outer,
+            outer=outer,
             outer_lr=self.outer_lr,
             outer_momentum=self.outer_momentum,
             max_base_lag=self.max_base_lag,
@@ -174,3 +175,14 @@ class PolicyFlags:
             learner_budget_steps=self.learner_budget_steps,
             budget_finish=self.budget_finish,
         )
+        # Of other kinds the tape says what it always said.
+        return evolve(config, auto_momentum_merges=AUTO_MOMENTUM_MERGES) if outer == "auto" else config
+
+    def _outer(self) -> str:
+        if self.outer_normalised:
+            if self.outer not in (None, "normalised"):
+                raise ConfigError(f"--outer {self.outer} and --outer-normalised: give one of them")
+            return "normalised"
+        if self.outer is not None:
+            return self.outer
+        return "auto" if self.outer_lr is None and self.outer_momentum is None else "stock"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from attrs import evolve, frozen
+from attrs import frozen
 from cyclopts import Parameter
 
 from yeto.core import CoreConfig
-from yeto.core.outer import AUTO_MOMENTUM_MERGES
 from yeto.errors import ConfigError
+
+
+BEST_OUTER = "direct"
+"""What ``--outer auto`` stands for: what did best at every pace and size (docs/LM_BENCHMARK.md). The
+coordinator's own ``auto`` is the choice of an earlier day, for the tapes that have it."""
 
 
 def _help(text: str) -> Parameter:
@@ -80,8 +84,8 @@ class PolicyFlags:
             "How merged gradients are applied. direct: each fragment becomes the average of its learners'; "
             "let them have --merge-alpha carry. stock: Nesterov momentum, learning rate 0.7, momentum 0.9. "
             "normalised: a momentum that warms up and does not lengthen the step. auto: what did best where "
-            "it was measured, which is direct; the log says why. Default: auto, or stock where "
-            "--outer-lr or --outer-momentum is given."
+            "it was measured, which is direct today. Default: auto, or stock where --outer-lr or "
+            "--outer-momentum is given."
         ),
     ] = None
     outer_lr: Annotated[
@@ -89,10 +93,7 @@ class PolicyFlags:
     ] = None
     outer_momentum: Annotated[
         float | None,
-        _help(
-            "Momentum of the outer step; 0 is plain SGD. Default: 0.9; 0 with --outer direct, and with auto "
-            "where that is what it chooses."
-        ),
+        _help("Momentum of the outer step; 0 is plain SGD. Default: 0.9; 0 with --outer direct."),
     ] = None
     outer_normalised: Annotated[
         bool, Parameter(help="The same as --outer normalised.", negative=(), show_default=False)
@@ -142,12 +143,11 @@ class PolicyFlags:
         Raises:
             ConfigError: two flags contradict each other.
         """
-        outer = self._outer()
         quorum = self.quorum
         if quorum is None:
             quorum = self.learners if self.learners <= 2 else self.learners // 2 + 1
         ack_timeout = self.final_ack_timeout_s
-        config = CoreConfig(
+        return CoreConfig(
             num_learners=self.learners,
             total_steps=self.total_steps,
             quorum=quorum,
@@ -164,7 +164,7 @@ class PolicyFlags:
             closing_sweep=self.closing_sweep,
             learner_weight=self.learner_weight,
             delta_correction=self.delta_correction,
-            outer=outer,
+            outer=self._outer(),
             outer_lr=self.outer_lr,
             outer_momentum=self.outer_momentum,
             max_base_lag=self.max_base_lag,
@@ -175,14 +175,12 @@ class PolicyFlags:
             learner_budget_steps=self.learner_budget_steps,
             budget_finish=self.budget_finish,
         )
-        # Of other kinds the tape says what it always said.
-        return evolve(config, auto_momentum_merges=AUTO_MOMENTUM_MERGES) if outer == "auto" else config
 
     def _outer(self) -> str:
         if self.outer_normalised:
             if self.outer not in (None, "normalised"):
                 raise ConfigError(f"--outer {self.outer} and --outer-normalised: give one of them")
             return "normalised"
-        if self.outer is not None:
-            return self.outer
-        return "auto" if self.outer_lr is None and self.outer_momentum is None else "stock"
+        numbers = self.outer_lr is not None or self.outer_momentum is not None
+        outer = self.outer or ("stock" if numbers else "auto")
+        return BEST_OUTER if outer == "auto" else outer

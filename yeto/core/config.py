@@ -71,9 +71,6 @@ class CoreConfig:
     """Whether a terminal checkpoint must wait for ``svd_pool_drained``."""
     outer: str = later("stock")
     """Kind of outer step (see :mod:`yeto.core.outer`): ``stock``, ``direct``, ``normalised`` or ``auto``."""
-    auto_momentum_merges: int | None = later(4)
-    """Planned merges of each fragment from which ``auto`` may take a momentum; ``None`` is never. Before it
-    could be stated, it was from 4."""
 
     def validated(self) -> CoreConfig:
         """Return self, or raise ConfigError naming the flag that is out of range."""

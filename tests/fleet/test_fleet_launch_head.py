@@ -11,8 +11,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from yeto.errors import YetoError
 from yeto.fleet import head, mirror
-from yeto.fleet.bucket import Bucket
 from yeto.fleet.head import Head, HeadSettings, publish
+from yeto.fleet.store import Store
 
 SETTINGS = HeadSettings(
     host="127.0.0.1",
@@ -47,8 +47,8 @@ def result(tmp_path):
 def test_a_result_arrives_whole_and_what_proves_it_comes_last(result, monkeypatch):
     uri = f"memory://{uuid4().hex}/run"
     order = []
-    real = Bucket.put_file
-    monkeypatch.setattr(Bucket, "put_file", lambda *words: order.append(words[1]) or real(*words))
+    real = Store.put_file
+    monkeypatch.setattr(Store, "put_file", lambda *words: order.append(words[1]) or real(*words))
     publish(result, uri)
     assert order == ["adapter.safetensors", "deep/one.bin", "zz.txt", "yeto-export.json"]
     for name in order:
@@ -58,14 +58,14 @@ def test_a_result_arrives_whole_and_what_proves_it_comes_last(result, monkeypatc
 
 
 def test_a_result_that_did_not_arrive_whole_is_an_error(result, monkeypatch):
-    real = Bucket.put_file
+    real = Store.put_file
 
-    def put_file(bucket, name, path):
-        real(bucket, name, path)
+    def put_file(store, name, path):
+        real(store, name, path)
         if name == "deep/one.bin":
-            bucket.put(name, path.read_bytes()[:-1])
+            store.put(name, path.read_bytes()[:-1])
 
-    monkeypatch.setattr(Bucket, "put_file", put_file)
+    monkeypatch.setattr(Store, "put_file", put_file)
     with pytest.raises(YetoError, match=r"deep/one\.bin did not arrive whole; start the head again"):
         publish(result, f"memory://{uuid4().hex}/run")
 

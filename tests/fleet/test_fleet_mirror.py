@@ -10,6 +10,7 @@ import threading
 import attrs
 import pytest
 import trio
+from filelock import FileLock
 from mirrored_run import (
     CHECKPOINT,
     TAPE,
@@ -27,9 +28,9 @@ from syncer_runs import fakes, make_config, on_tape, running, until
 from yeto.core import decisions as de
 from yeto.errors import CheckpointError, ConfigError, TapeError
 from yeto.fleet import mirror, mirror_tape
-from yeto.fleet.bucket import Bucket, StorageError
 from yeto.fleet.mirror_copies import read_index
-from yeto.fleet.mirror_push import OtherWriter
+from yeto.fleet.mirror_push import OtherWriter, held_folder
+from yeto.fleet.store import StorageError, Store
 from yeto.state import read_checkpoint
 from yeto.state.digested import encode_digested
 from yeto.state.manifest import manifest_steps, read_manifest
@@ -85,7 +86,8 @@ def test_what_is_copied_comes_back_and_nothing_is_copied_twice(tmp_path, stages,
     before = objects(uri)
     if kind == "folder":
         # What a writer left that was killed.
-        (tmp_path / "mirror" / "fragments" / "f0000.safetensors.part").write_bytes(b"half")
+        fragment = next((tmp_path / "mirror" / "fragments").iterdir())
+        fragment.with_name(f"{fragment.name}.part").write_bytes(b"half")
         pusher(uri, place).push()
         assert not list((tmp_path / "mirror").rglob("*.part"))
     live(1)
@@ -167,7 +169,7 @@ def test_a_death_at_any_write_leaves_a_copy_that_can_be_restored(tmp_path, stage
     assert not died
     assert at > 8
     assert outcomes == {2, 3}
-    assert not (place / f"{CHECKPOINT}.mirror").exists()
+    assert not held_folder(place / CHECKPOINT).exists()
 
 
 @pytest.mark.parametrize("folder", ["fragments", "manifests", "tape", "copies"])
@@ -182,11 +184,11 @@ def test_a_damaged_copy_is_passed_over_with_its_reason(tmp_path, stages, live, s
     victim = next(name for name in sorted(set(objects(HERE)) - before) if name.startswith(folder))
     data = bytearray(objects(HERE)[victim])
     data[len(data) // 2] ^= 1
-    bucket = Bucket(HERE)
+    store = Store(HERE)
     if harm == "gone":
-        bucket.remove(victim)
+        store.remove(victim)
     else:
-        bucket.put(victim, bytes(data if harm == "changed" else data[:-5]))
+        store.put(victim, bytes(data if harm == "changed" else data[:-5]))
     said = []
     restored = brought_back(HERE, tmp_path / "back", said.append)
     if folder == "copies" and harm == "gone":
@@ -220,7 +222,7 @@ def test_an_index_that_says_what_none_can_say_is_passed_over(tmp_path, stages, l
     process.push()
     live(1)
     index = attrs.asdict(process.push().index)
-    Bucket(HERE).put("copies/000000000002.json", encode_digested(index | wrong))
+    Store(HERE).put("copies/000000000002.json", encode_digested(index | wrong))
     restored = brought_back(HERE, tmp_path / "back")
     (sentence,) = restored.passed_over
     assert message in sentence
@@ -229,10 +231,132 @@ def test_an_index_that_says_what_none_can_say_is_passed_over(tmp_path, stages, l
     assert pusher(HERE, live(2)).push().index.number == 3
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("folder", ["fragments", "manifests", "tape"])
+@pytest.mark.parametrize("harm", ["pipe", "device", "folder", "link to itself"])
+def test_what_is_no_file_is_passed_over_and_copied_anew(tmp_path, stages, live, folder, harm):
+    """Whoever waited for the end of a pipe or a device would wait for ever."""
+    there = tmp_path / "mirror"
+    pusher(str(there), live(0)).push()
+    before = set(objects(str(there)))
+    pusher(str(there), live(1)).push()
+    victim = next(
+        there / name for name in sorted(set(objects(str(there))) - before) if name.startswith(folder)
+    )
+    victim.unlink()
+    match harm:
+        case "pipe":
+            os.mkfifo(victim)
+        case "device":
+            victim.symlink_to("/dev/zero")
+        case "folder":
+            victim.mkdir()
+        case _:
+            victim.symlink_to(victim)
+    restored = brought_back(str(there), tmp_path / "back")
+    assert f"{folder}/{victim.name}" in restored.passed_over[0]
+    assert same_run(tmp_path / "back", stages[0])
+    if harm != "folder":  # which nothing can take the place of
+        assert pusher(str(there), live(2)).push().index.number == 3
+        assert brought_back(str(there), tmp_path / "again").passed_over == ()
+        assert same_run(tmp_path / "again", stages[2])
+
+
+def test_a_piece_of_the_tape_that_was_taken_away_is_copied_anew(tmp_path, stages, live):
+    """Else no copy would ever be whole again."""
+    pusher(HERE, live(0)).push()
+    (piece,) = [name for name in objects(HERE) if name.startswith("tape")]
+    Store(HERE).remove(piece)
+    pusher(HERE, live(1)).push()
+    assert brought_back(HERE, tmp_path / "back").passed_over == ()
+    assert same_run(tmp_path / "back", stages[1])
+
+
+def test_what_is_somebody_elses_stays(tmp_path, stages, live):
+    """Also the files of a checkpoint, which has folders of the same names."""
+    there = tmp_path / "mirror"
+    theirs = ["tape/song.mp3", "fragments/poem.txt", "fragments/half.part", "manifests/x.json", "copies/list"]
+    for name in theirs:
+        (there / name).parent.mkdir(parents=True, exist_ok=True)
+        (there / name).write_text("mine")
+    for number in range(3):
+        pusher(str(there), live(number)).push()
+    assert {(there / name).read_text() for name in theirs} == {"mine"}
+    place = live(0)
+    pusher(str(place / CHECKPOINT), place).push()
+    assert same_run(place, stages[0])
+
+
+def test_places_that_are_in_each_others_way_are_refused(tmp_path, live, capsys, monkeypatch):
+    place = live(0)
+    files = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    monkeypatch.chdir(place)
+    (place / "link").symlink_to(CHECKPOINT)
+    (place / "loop").symlink_to("loop")
+    to = "which is not for it; name another folder"
+    for flags, message in (
+        ({"to": CHECKPOINT}, to),
+        ({"to": f"{CHECKPOINT}/mirror"}, to),
+        ({"to": "link"}, to),
+        ({"to": f"file://{place}/{CHECKPOINT}.restoring"}, to),
+        ({"to": f".{CHECKPOINT}.held"}, to),
+        ({"event-tape": f"{CHECKPOINT}/events.jsonl"}, "is in the checkpoint's folder"),
+        ({"event-tape": CHECKPOINT}, "is in the checkpoint's folder"),
+        ({"checkpoint": "."}, "--checkpoint .: has no name of its own"),
+        ({"event-tape": "/"}, "--event-tape /: has no name of its own"),
+        ({"to": ""}, "--to is empty"),
+    ):
+        words = {"checkpoint": CHECKPOINT, "event-tape": TAPE, "to": "mirror"} | flags
+        for what in ("push", "restore"):
+            assert mirror.main([what, *(f"--{name}={value}" for name, value in words.items())]) == 2
+            error = capsys.readouterr().err
+            assert message in error
+            assert error.count("\n") == 1
+    words = [f"--checkpoint={CHECKPOINT}", f"--event-tape={TAPE}", "--to=loop"]
+    assert mirror.main(["restore", *words]) == 0, "there is a checkpoint already"
+    assert {path: path.read_bytes() for path in files} == files
+
+
+def test_only_one_restores_at_a_time(tmp_path, live, capsys):
+    pusher(str(tmp_path / "mirror"), live(0)).push()
+    checkpoint = tmp_path / "new" / CHECKPOINT
+    words = [f"--checkpoint={checkpoint}", f"--event-tape={tmp_path / 'new' / TAPE}"]
+    words = ["restore", *words, f"--to={tmp_path / 'mirror'}"]
+    with FileLock(f"{checkpoint}.restore.lock"):
+        assert mirror.main(words) == 2
+    assert "another process restores it already" in capsys.readouterr().err
+    assert not checkpoint.exists()
+    assert mirror.main(words) == 0
+
+
+def test_a_restore_that_is_interrupted_says_so(tmp_path, capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mirror, "restore", interrupted)
+    words = [f"--checkpoint={tmp_path / CHECKPOINT}", f"--event-tape={tmp_path / TAPE}", f"--to={HERE}"]
+    assert mirror.main(["restore", *words]) == 130
+    assert capsys.readouterr().err == "yeto: interrupted; the same command begins anew\n"
+
+
+def test_that_there_is_nothing_to_copy_is_said_once(tmp_path, capsys):
+    class Stopping(threading.Event):
+        looks = 0
+
+        def wait(self, timeout=None):
+            self.looks += 1
+            if self.looks == 3:
+                self.set()
+            return self.is_set()
+
+    assert mirror.push_until(pusher(HERE, tmp_path), Stopping(), 7.0) == 0
+    assert capsys.readouterr().out == "mirror: nothing new to copy yet; looking every 7 s\n"
+
+
 def test_with_copies_of_which_none_is_whole_nobody_may_begin_anew(tmp_path, live):
     pusher(HERE, live(0)).push()
     name = next(name for name in objects(HERE) if name.startswith("fragments"))
-    Bucket(HERE).remove(name)
+    Store(HERE).remove(name)
     with pytest.raises(CheckpointError, match=r"there are copies and none can be used: copy 1 .*fragments/"):
         brought_back(HERE, tmp_path / "back")
     assert os.listdir(tmp_path / "back") == []
@@ -317,7 +441,7 @@ def test_one_place_is_for_one_run_and_one_writer(tmp_path, live, stages):
     live(2)
     with pytest.raises(OtherWriter, match="somebody else wrote copy 2 there, the last of this process was 1"):
         first.push()
-    assert read_index(Bucket(HERE), 2).step == read_manifest(stages[1] / CHECKPOINT).step
+    assert read_index(Store(HERE), 2).step == read_manifest(stages[1] / CHECKPOINT).step
 
 
 def test_an_answer_that_was_lost_is_no_other_writer(live, store):
@@ -328,7 +452,7 @@ def test_an_answer_that_was_lost_is_no_other_writer(live, store):
     def lose_the_answer(path):
         if path.endswith("/copies/000000000002.json"):
             store.on_write = None
-            fs = Bucket(HERE)._fs
+            fs = Store(HERE)._fs
             fs.pipe_file(path, store.data)
             raise TimeoutError("no answer")
 
@@ -345,7 +469,7 @@ def test_an_answer_that_was_lost_is_no_other_writer(live, store):
             process.push()
     finally:
         store.pipe_file = real
-    assert read_index(Bucket(HERE), 2).number == 2
+    assert read_index(Store(HERE), 2).number == 2
     live(2)
     assert process.push().index.number == 3
 
@@ -537,7 +661,9 @@ def test_the_process_copies_until_it_is_told_to_stop_and_then_once_more(tmp_path
     ("words", "message"),
     [
         (["--to=nosuch://x"], "--to nosuch://x: Protocol not known: nosuch"),
-        (["--to=.", "--interval-s=0"], "--interval-s 0: must be above 0"),
+        (["--to=.", "--interval-s=0"], "--interval-s 0: must be above 0 and at most 86400"),
+        (["--to=.", "--interval-s=nan"], "--interval-s nan: must be above 0"),
+        (["--to=.", "--interval-s=1e300"], "--interval-s 1e+300: must be above 0"),
     ],
 )
 def test_wrong_usage(tmp_path, capsys, words, message):

@@ -8,9 +8,9 @@ import trio
 from fsspec.implementations.memory import MemoryFileSystem
 from syncer_runs import fakes, make_config, running, until
 
-from yeto.fleet.bucket import Bucket
 from yeto.fleet.mirror_push import Pusher
 from yeto.fleet.mirror_restore import restore
+from yeto.fleet.store import Store
 from yeto.state import read_checkpoint
 from yeto.state.manifest import manifest_steps
 
@@ -85,9 +85,9 @@ fsspec.register_implementation("breaking", BreakingStore, clobber=True)
 
 def objects(uri):
     """Return the objects of a mirror by name."""
-    bucket = Bucket(uri)
-    names = [name for folder in ("fragments", "manifests", "tape", "copies") for name in bucket.sizes(folder)]
-    return {name: bucket.get(name, 1 << 30) for name in sorted(names)}
+    store = Store(uri)
+    names = [name for folder in ("fragments", "manifests", "tape", "copies") for name in store.sizes(folder)]
+    return {name: store.get(name, 1 << 30) for name in sorted(names)}
 
 
 def has_step(checkpoint, step):
@@ -121,13 +121,13 @@ def make_stages(folder, steps, **core):
 
 def pusher(uri, place, say=lambda line: None):
     """Return a process that mirrors a folder, as if it had just been started."""
-    return Pusher(Bucket(uri), place / CHECKPOINT, place / TAPE, say)
+    return Pusher(Store(uri), place / CHECKPOINT, place / TAPE, say)
 
 
 def brought_back(uri, place, say=lambda line: None):
     """Restore to a folder."""
     place.mkdir(parents=True, exist_ok=True)
-    return restore(Bucket(uri), place / CHECKPOINT, place / TAPE, say)
+    return restore(Store(uri), place / CHECKPOINT, place / TAPE, say)
 
 
 def same_run(left, right):

@@ -21,10 +21,10 @@ import trio
 from attrs import frozen
 
 from yeto.errors import YetoError
-from yeto.fleet.bucket import Bucket
 from yeto.fleet.children import Child
 from yeto.fleet.commands import CHECKPOINT, KEY, READY, RESULT, TAPE
 from yeto.fleet.launch import is_remote
+from yeto.fleet.store import Store
 
 STOPPED = 4
 """Exit code of a syncer, and so of the head, that ended before the final cut."""
@@ -194,15 +194,15 @@ def publish(folder: Path, uri: str) -> None:
     Raises:
         YetoError: the store refuses, or a file has another size there.
     """
-    bucket = Bucket(uri)
+    store = Store(uri)
     files = sorted(
         (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()),
         key=lambda name: (name == LAST, name),
     )
     for name in files:
-        bucket.put_file(name, folder / name)
+        store.put_file(name, folder / name)
     for name in files:
-        if bucket.size(name) != (folder / name).stat().st_size:
+        if store.size(name) != (folder / name).stat().st_size:
             raise YetoError(
                 f"{uri}: {name} did not arrive whole; start the head again to copy the result anew"
             )

@@ -1,4 +1,4 @@
-"""``python -m yeto.fleet.mirror push | restore``: a second home for a run, in a bucket or another folder.
+"""``python -m yeto.fleet.mirror push | restore``: a second home for a run, in a store.
 
 A rented machine takes its disk with it. So beside the syncer, and apart from it, a process copies what the
 syncer has made durable, whenever there is something new. It may lag; a syncer that goes on from what was
@@ -10,6 +10,7 @@ gets there, and :mod:`yeto.fleet.mirror_restore` for the way back.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import threading
@@ -20,10 +21,10 @@ from types import FrameType
 from typing import Final, TypeVar
 
 from yeto.errors import ConfigError, YetoError
-from yeto.fleet.bucket import Bucket, StorageError
-from yeto.fleet.mirror_push import Pushed, Pusher
-from yeto.fleet.mirror_restore import restore
+from yeto.fleet.mirror_push import Pushed, Pusher, held_folder
+from yeto.fleet.mirror_restore import restore, restoring
 from yeto.fleet.mirror_tape import TapeCut
+from yeto.fleet.store import StorageError, Store
 from yeto.storage import size_text
 from yeto.tape import printable
 
@@ -31,6 +32,12 @@ T = TypeVar("T")
 
 INTERVAL_SECONDS: Final = 10.0
 """Time between two looks at what is new: about what a machine that vanishes costs in merges."""
+
+INTERVAL_SECONDS_MAX: Final = 86_400.0
+"""A mirror that looks less often than once a day is none."""
+
+INTERRUPTED: Final = 130
+"""Exit code of a restore that Ctrl-C ended."""
 
 WAIT_SECONDS_MAX: Final = 60.0
 """Longest wait before a store that did not answer is asked again; it begins with one second and doubles."""
@@ -40,7 +47,7 @@ LAST_TRIES: Final = 6
 
 PROG: Final = "python -m yeto.fleet.mirror"
 
-DESCRIPTION: Final = """Copy the checkpoint and the tape of a running syncer to a bucket, and bring them back.
+DESCRIPTION: Final = """Copy checkpoint and tape of a running syncer to a store, and bring them back.
 
 push copies whatever is new, again and again, until SIGTERM or Ctrl-C; then once more, and ends. restore
 brings the newest complete copy back where there is no checkpoint; with nothing to restore it says so and
@@ -85,20 +92,27 @@ def main(words: Sequence[str] | None = None) -> int:
     """
     options = build().parse_args(words)
     try:
-        if not 0 < options.interval_s < float("inf"):
-            raise ConfigError(f"--interval-s {options.interval_s:g}: must be above 0")
-        bucket = Bucket(options.to)
+        if not 0 < options.interval_s <= INTERVAL_SECONDS_MAX:
+            raise ConfigError(
+                f"--interval-s {options.interval_s:g}: must be above 0 and at most {INTERVAL_SECONDS_MAX:g}"
+            )
+        store = Store(options.to)
+        _check_places(store, options.checkpoint, options.event_tape)
         if options.what == "restore":
-            return _restore(bucket, options.checkpoint, options.event_tape)
-        with _told_to_stop() as stop, _only_one(options.checkpoint):
-            pusher = Pusher(bucket, options.checkpoint, options.event_tape, _say)
+            with _only_one(options.checkpoint, "restore", "restores"):
+                return _restore(store, options.checkpoint, options.event_tape)
+        with _told_to_stop() as stop, _only_one(options.checkpoint, "mirror", "mirrors"):
+            pusher = Pusher(store, options.checkpoint, options.event_tape, _say)
             return push_until(pusher, stop, options.interval_s)
     except YetoError as error:
         print(printable(f"yeto: {' '.join(str(error).split())}"), file=sys.stderr, flush=True)
         return error.exit_code
     except OSError as error:
-        print(f"yeto: {error}", file=sys.stderr, flush=True)
+        print(printable(f"yeto: {error}"), file=sys.stderr, flush=True)
         return 1
+    except KeyboardInterrupt:
+        print("yeto: interrupted; the same command begins anew", file=sys.stderr, flush=True)
+        return INTERRUPTED
 
 
 def push_until(pusher: Pusher, stop: threading.Event, interval_seconds: float) -> int:
@@ -108,7 +122,7 @@ def push_until(pusher: Pusher, stop: threading.Event, interval_seconds: float) -
         YetoError: checkpoint or tape are damaged, somebody else writes there, the store will never take
             anything, or the last push failed.
     """
-    failures, done = 0, False
+    failures, done, idle = 0, False, False
     while True:
         last = stop.is_set()
         wait = interval_seconds
@@ -116,6 +130,9 @@ def push_until(pusher: Pusher, stop: threading.Event, interval_seconds: float) -
             pushed = pusher.push()
             if pushed is not None:
                 _say(_words(pushed))
+            elif not (done or idle or last):
+                idle = True
+                _say(f"nothing new to copy yet; looking every {interval_seconds:g} s")
             done, failures = done or pushed is not None, 0
             if last:
                 return 0
@@ -132,13 +149,13 @@ def push_until(pusher: Pusher, stop: threading.Event, interval_seconds: float) -
             failures = 0
 
 
-def _restore(bucket: Bucket, checkpoint: Path, tape: Path) -> int:
-    restored = _patiently(lambda: restore(bucket, checkpoint, tape, _say))
+def _restore(store: Store, checkpoint: Path, tape: Path) -> int:
+    restored = _patiently(lambda: restore(store, checkpoint, tape, _say))
     if restored is not None:
         index = restored.index
         _say(
             f"restored step {index.step} to {checkpoint} and {restored.records} records to {tape} "
-            f"(copy {index.number} of {bucket.uri})"
+            f"(copy {index.number} of {store.uri})"
         )
     return 0
 
@@ -185,21 +202,48 @@ def _told_to_stop() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-@contextmanager
-def _only_one(checkpoint: Path) -> Iterator[None]:
-    """Hold the mirror of a checkpoint for this process.
+def _check_places(store: Store, checkpoint: Path, tape: Path) -> None:
+    """Refuse places that are in each other's way.
 
     Raises:
-        ConfigError: another process of this machine has it.
+        ConfigError: one of them is.
+    """
+    for flag, path in (("--checkpoint", checkpoint), ("--event-tape", tape)):
+        if not path.name:
+            raise ConfigError(f"{flag} {path}: has no name of its own; write it out")
+    if _is_within(tape, checkpoint):
+        raise ConfigError(
+            f"--event-tape {tape}: is in the checkpoint's folder; a restore could not bring it back"
+        )
+    if store.folder is not None:
+        for place in (checkpoint, held_folder(checkpoint), restoring(checkpoint), restoring(tape)):
+            if _is_within(store.folder, place):
+                raise ConfigError(
+                    f"--to {store.uri}: is in {place}, which is not for it; name another folder"
+                )
+
+
+def _is_within(path: Path, folder: Path) -> bool:
+    # Unlike Path.resolve, it lives with a link that leads to itself.
+    there, found = (Path(os.path.realpath(one)) for one in (folder, path))
+    return there in (found, *found.parents)
+
+
+@contextmanager
+def _only_one(checkpoint: Path, name: str, does: str) -> Iterator[None]:
+    """Hold a checkpoint for this process, for one of the two things that are done to it here.
+
+    Raises:
+        ConfigError: another process of this machine does it.
     """
     from filelock import FileLock, Timeout
 
-    lock = FileLock(f"{checkpoint}.mirror.lock", timeout=0)
+    lock = FileLock(f"{checkpoint}.{name}.lock", timeout=0)
     try:
         with lock:
             yield
     except Timeout:
-        raise ConfigError(f"{checkpoint}: another process mirrors it already") from None
+        raise ConfigError(f"{checkpoint}: another process {does} it already") from None
 
 
 def _say(line: str) -> None:

@@ -22,7 +22,7 @@ import attrs
 from attrs import frozen
 
 from yeto.errors import CheckpointError
-from yeto.fleet.bucket import Bucket, StorageError
+from yeto.fleet.store import StorageError, Store
 from yeto.state.digested import decode_digested, encode_digested
 from yeto.state.manifest import ManifestFragment
 from yeto.state.strict import NotStrict, structure
@@ -44,6 +44,12 @@ COPIES_KEPT: Final = 2
 
 _NUMBER: Final = re.compile(rf"{COPIES}/([0-9]{{12}})\.json")
 _DIGEST: Final = re.compile(r"[0-9a-f]{32}")
+_OURS: Final = re.compile(
+    rf"{FRAGMENTS}/f[0-9]{{4,}}-v[0-9]{{8,}}-{_DIGEST.pattern}-{_DIGEST.pattern}\.safetensors"
+    rf"|{MANIFESTS}/manifest-[0-9]+-{_DIGEST.pattern}\.json"
+    rf"|{TAPE}/[0-9]{{16,}}-{_DIGEST.pattern}\.jsonl"
+    rf"|{_NUMBER.pattern}"
+)
 
 
 @frozen(kw_only=True)
@@ -108,6 +114,11 @@ def index_object(number: int) -> str:
     return f"{COPIES}/{number:012}.json"
 
 
+def is_ours(name: str) -> bool:
+    """Return whether an object of this name is a mirror's; what has another is somebody else's, and stays."""
+    return _OURS.fullmatch(name) is not None
+
+
 def index_numbers(names: Iterable[str]) -> list[int]:
     """Return the numbers of all copies among the names of objects, newest first."""
     found = (_NUMBER.fullmatch(name) for name in names)
@@ -119,7 +130,7 @@ def encode_index(index: Index) -> bytes:
     return encode_digested(attrs.asdict(index))
 
 
-def read_index(bucket: Bucket, number: int) -> Index:
+def read_index(store: Store, number: int) -> Index:
     """Return an index, checked in itself.
 
     Raises:
@@ -127,8 +138,8 @@ def read_index(bucket: Bucket, number: int) -> Index:
         StorageError: it cannot be read.
     """
     name = index_object(number)
-    where = f"{bucket.uri}/{name}"
-    value = decode_digested(bucket.get(name, INDEX_BYTES_MAX), where, "index")
+    where = f"{store.uri}/{name}"
+    value = decode_digested(store.get(name, INDEX_BYTES_MAX), where, "index")
     version = value.get("format_version") if type(value) is dict else None
     if type(version) is int and version != FORMAT_VERSION:
         raise CheckpointError(f"{where}: format version {version}; this software reads {FORMAT_VERSION}")
@@ -164,11 +175,11 @@ def _check(index: Index, number: int, where: str) -> None:
             raise CheckpointError(f"{where}: {message}")
 
 
-def newest_copies(bucket: Bucket, *, most: int) -> tuple[list[Index], list[str], int]:
+def newest_copies(store: Store, *, most: int) -> tuple[list[Index], list[str], int]:
     """Return the newest copies whose indexes are sound.
 
     Args:
-        bucket: where.
+        store: where.
         most: at most so many of them.
 
     Returns:
@@ -178,14 +189,14 @@ def newest_copies(bucket: Bucket, *, most: int) -> tuple[list[Index], list[str],
     Raises:
         StorageError: the store refuses, for now or for good.
     """
-    numbers = index_numbers(bucket.sizes(COPIES))
+    numbers = index_numbers(store.sizes(COPIES))
     found: list[Index] = []
     passed_over: list[str] = []
     for number in numbers:
         if len(found) == most:
             break
         try:
-            found.append(read_index(bucket, number))
+            found.append(read_index(store, number))
         except CheckpointError as error:
             passed_over.append(str(error))
         except StorageError as error:

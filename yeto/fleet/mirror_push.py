@@ -1,4 +1,4 @@
-"""Pushing: what a syncer has made durable on its disk, copied to a bucket while it goes on.
+"""Pushing: what a syncer has made durable on its disk, copied to a store while it goes on.
 
 The order is that of a checkpoint, one storey higher: fragment files, then the manifest that names them, then
 the tape, then the index that makes a copy of all these. Whatever stops a push in between leaves the copy that
@@ -6,7 +6,7 @@ was there, and what it had written is of use to the next. Only once a copy is co
 kept copy names.
 
 A fragment file may vanish while it is being copied, because a newer version took its place; with a slow
-bucket that would happen time and again, and no copy would ever be complete. So the files of the checkpoint
+store that would happen time and again, and no copy would ever be complete. So the files of the checkpoint
 that is being copied are held by a second name (a hard link) until they are.
 """
 
@@ -16,13 +16,13 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
 from attrs import frozen
 
 from yeto.errors import CheckpointError, ConfigError, YetoError
-from yeto.fleet.bucket import Bucket, NoObject, StorageError
 from yeto.fleet.mirror_copies import (
     COPIES,
     COPIES_KEPT,
@@ -34,11 +34,13 @@ from yeto.fleet.mirror_copies import (
     fragment_object,
     index_numbers,
     index_object,
+    is_ours,
     manifest_object,
     newest_copies,
     read_index,
 )
 from yeto.fleet.mirror_tape import LocalTape, TapeCut, kept
+from yeto.fleet.store import NoObject, StorageError, Store
 from yeto.state import Manifest
 from yeto.state.digested import IncompleteCheckpoint, stated_digest
 from yeto.state.fragmentfile import file_bytes, read_params
@@ -70,21 +72,26 @@ class OtherWriter(YetoError):
     """Somebody else writes copies at the same place."""
 
 
+def held_folder(checkpoint: Path) -> Path:
+    """Return the folder with the second names of a checkpoint's files; what is in it is removed."""
+    return checkpoint.with_name(f".{checkpoint.name}.held")
+
+
 class Pusher:
     """Keeps one mirror up to date; knows what is there, so that nothing is copied twice."""
 
-    def __init__(self, bucket: Bucket, checkpoint: Path, tape: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, store: Store, checkpoint: Path, tape: Path, say: Callable[[str], None]) -> None:
         """Take the places; nothing is looked at yet.
 
         Args:
-            bucket: where the mirror is.
+            store: where the mirror is.
             checkpoint: the checkpoint folder of a syncer that may be running.
             tape: its tape.
             say: gets a line for what a person should know.
         """
-        self._bucket = bucket
+        self._store = store
         self._folder = checkpoint
-        self._pins = checkpoint.with_name(f"{checkpoint.name}.mirror")
+        self._pins = held_folder(checkpoint)
         self._tape = LocalTape(tape)
         self._tape_path = tape
         self._say = say
@@ -140,25 +147,26 @@ class Pusher:
         """Find out what is there, of this run or another."""
         shutil.rmtree(self._pins, ignore_errors=True)
         for folder in (*FOLDERS, COPIES):
-            self._bucket.sweep(folder)
-        copies, passed_over, number = newest_copies(self._bucket, most=COPIES_KEPT)
+            self._store.sweep(folder, is_ours)
+        copies, passed_over, number = newest_copies(self._store, most=COPIES_KEPT)
         for sentence in passed_over:
             self._say(f"passed over: {sentence}")
         for index in copies:
             if index.session_id != session:
                 raise ConfigError(
-                    f"--to {self._bucket.uri}: holds the mirror of another run (session {index.session_id}, "
+                    f"--to {self._store.uri}: holds the mirror of another run (session {index.session_id}, "
                     f"this one is {session}); name an empty place"
                 )
         self._copies = [(index, self._manifest_there(index)) for index in copies]
         self._number = number
-        self._there = {name: size for folder in FOLDERS for name, size in self._bucket.sizes(folder).items()}
+        sizes = [item for folder in FOLDERS for item in self._store.sizes(folder).items()]
+        self._there = {name: size for name, size in sizes if is_ours(name)}
         self._known = True
 
     def _manifest_there(self, index: Index) -> Manifest | None:
         try:
             return decode_manifest(
-                self._bucket.get(index.manifest_object, MANIFEST_BYTES_MAX), index.manifest_object
+                self._store.get(index.manifest_object, MANIFEST_BYTES_MAX), index.manifest_object
             )
         except CheckpointError as error:
             self._say(f"passed over: {error}")
@@ -202,7 +210,7 @@ class Pusher:
             read_params(held[entry.fragment], entry)
             path = held[entry.fragment] / entry.file
             try:
-                self._bucket.put_file(fragment_object(entry), path)
+                self._store.put_file(fragment_object(entry), path)
             except (FileNotFoundError, NoObject) as error:
                 if path.exists():
                     raise
@@ -210,7 +218,7 @@ class Pusher:
             self._wrote(fragment_object(entry), file_bytes(entry.numel))
         name = manifest_object(manifest.step, stated_digest(data))
         if self._there.get(name) != len(data):
-            self._bucket.put(name, data)
+            self._store.put(name, data)
             self._wrote(name, len(data))
 
     def _hold(self, file: str) -> Path:
@@ -244,7 +252,7 @@ class Pusher:
             segments=segments,
         )
         self._tried = index, manifest
-        self._bucket.put(index_object(index.number), encode_index(index))
+        self._store.put(index_object(index.number), encode_index(index))
         self._number, self._verified = index.number, self._tape.reading
         self._copies = [(index, manifest), *self._copies][:COPIES_KEPT]
         self._tidy(numbers)
@@ -261,13 +269,13 @@ class Pusher:
         Raises:
             OtherWriter: the newest is not by this process.
         """
-        numbers = index_numbers(self._bucket.sizes(COPIES))
+        numbers = index_numbers(self._store.sizes(COPIES))
         newest = max(numbers, default=0)
         if newest <= self._number:
             return numbers
-        if self._tried is None or read_index(self._bucket, newest) != self._tried[0]:
+        if self._tried is None or read_index(self._store, newest) != self._tried[0]:
             raise OtherWriter(
-                f"--to {self._bucket.uri}: somebody else wrote copy {newest} there, the last of this process "
+                f"--to {self._store.uri}: somebody else wrote copy {newest} there, the last of this process "
                 f"was {self._number}; one mirror is for one syncer: end the other, or name another place"
             )
         # The store did it and could not say so.
@@ -278,13 +286,15 @@ class Pusher:
     def _push_tape(self) -> tuple[Segment, ...]:
         """Copy what is new of the tape; return all its segments."""
         before = self._copies[0][0].segments if self._copies else ()
+        # What was taken away there is copied anew, and what follows it: no copy would be whole without.
+        before = tuple(takewhile(lambda one: self._there.get(one.object) == one.bytes, before))
         try:
             # What this process has not seen the tape begin with is compared, once.
             same = before if self._verified == self._tape.reading else self._tape.unchanged(before)
             new = []
             for segment, lines in self._tape.cut(same):
                 if self._there.get(segment.object) != segment.bytes:
-                    self._bucket.put(segment.object, lines)
+                    self._store.put(segment.object, lines)
                     self._wrote(segment.object, segment.bytes)
                 new.append(segment)
         except OSError as error:
@@ -296,13 +306,13 @@ class Pusher:
         staying = {index.number for index, _ in self._copies}
         for number in numbers:
             if number not in staying:
-                self._bucket.remove(index_object(number))
+                self._store.remove(index_object(number))
         named = set()
         for index, manifest in self._copies:
             named |= {index.manifest_object, *(segment.object for segment in index.segments)}
             named |= {fragment_object(entry) for entry in (manifest.fragments if manifest else ())}
         for name in sorted(self._there.keys() - named):
-            self._bucket.remove(name)
+            self._store.remove(name)
             del self._there[name]
 
     def _wrote(self, name: str, size: int) -> None:

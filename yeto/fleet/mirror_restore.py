@@ -20,8 +20,8 @@ from pathlib import Path
 from attrs import frozen
 
 from yeto.errors import CheckpointError, TapeError
-from yeto.fleet.bucket import Bucket, StorageError
 from yeto.fleet.mirror_copies import COPIES, Index, Segment, fragment_object, index_numbers, read_index
+from yeto.fleet.store import StorageError, Store
 from yeto.state import Manifest
 from yeto.state.digested import stated_digest
 from yeto.state.fragmentfile import file_bytes, read_fragment
@@ -49,11 +49,11 @@ class Restored:
     """A sentence for each newer copy that could not be used."""
 
 
-def restore(bucket: Bucket, checkpoint: Path, tape: Path, say: Callable[[str], None]) -> Restored | None:
+def restore(store: Store, checkpoint: Path, tape: Path, say: Callable[[str], None]) -> Restored | None:
     """Restore the newest complete copy.
 
     Args:
-        bucket: the mirror.
+        store: the mirror.
         checkpoint: where the checkpoint folder is to be.
         tape: where the tape is to be.
         say: gets a line for what a person should know.
@@ -65,23 +65,23 @@ def restore(bucket: Bucket, checkpoint: Path, tape: Path, say: Callable[[str], N
         CheckpointError: there are copies and none can be used, or half of a run is in the way.
         StorageError: the store refuses.
     """
-    aside = _asides(checkpoint, tape)
+    aside = restoring(checkpoint), restoring(tape)
     if _is_occupied(checkpoint, tape, aside, say):
         return None
-    numbers = index_numbers(bucket.sizes(COPIES))
+    numbers = index_numbers(store.sizes(COPIES))
     if not numbers:
-        say(f"{bucket.uri}: no copy was ever completed here; there is nothing to restore")
+        say(f"{store.uri}: no copy was ever completed here; there is nothing to restore")
         return None
     if tape.exists():
         raise CheckpointError(
-            f"{tape}: is there without a checkpoint, and {bucket.uri} has one to restore; move the tape away"
+            f"{tape}: is there without a checkpoint, and {store.uri} has one to restore; move the tape away"
         )
     passed_over: list[str] = []
     for number in numbers:
         _clear(*aside)
         try:
-            index = read_index(bucket, number)
-            records = _fetch(bucket, index, *aside)
+            index = read_index(store, number)
+            records = _fetch(store, index, *aside)
         except (CheckpointError, TapeError, StorageError) as error:
             if isinstance(error, StorageError) and not error.hopeless:
                 raise
@@ -93,11 +93,12 @@ def restore(bucket: Bucket, checkpoint: Path, tape: Path, say: Callable[[str], N
         _take_tape(aside[1], tape)
         return Restored(index=index, records=records, passed_over=tuple(passed_over))
     _clear(*aside)
-    raise CheckpointError(f"{bucket.uri}: there are copies and none can be used: {'; '.join(passed_over)}")
+    raise CheckpointError(f"{store.uri}: there are copies and none can be used: {'; '.join(passed_over)}")
 
 
-def _asides(checkpoint: Path, tape: Path) -> tuple[Path, Path]:
-    return checkpoint.with_name(f"{checkpoint.name}.restoring"), tape.with_name(f"{tape.name}.restoring")
+def restoring(place: Path) -> Path:
+    """Return the name under which a checkpoint or a tape is brought back; what has it is removed."""
+    return place.with_name(f"{place.name}.restoring")
 
 
 def _is_occupied(checkpoint: Path, tape: Path, aside: tuple[Path, Path], say: Callable[[str], None]) -> bool:
@@ -129,7 +130,7 @@ def _clear(folder: Path, tape: Path) -> None:
     tape.unlink(missing_ok=True)
 
 
-def _fetch(bucket: Bucket, index: Index, folder: Path, tape: Path) -> int:
+def _fetch(store: Store, index: Index, folder: Path, tape: Path) -> int:
     """Bring a copy here and check all of it; return the records of its tape.
 
     Raises:
@@ -137,11 +138,11 @@ def _fetch(bucket: Bucket, index: Index, folder: Path, tape: Path) -> int:
         TapeError: a line of the tape is.
         StorageError: an object is missing, or the store refuses.
     """
-    manifest, data = _manifest(bucket, index)
+    manifest, data = _manifest(store, index)
     fragments = folder / FRAGMENTS_FOLDER
     fragments.mkdir(parents=True)
     for entry in manifest.fragments:
-        _fetch_fragment(bucket, entry, folder)
+        _fetch_fragment(store, entry, folder)
     for name in (manifest_file(manifest.step), "manifest.json"):
         (folder / name).write_bytes(data)
         _sync(folder / name)
@@ -150,35 +151,35 @@ def _fetch(bucket: Bucket, index: Index, folder: Path, tape: Path) -> int:
     tape.parent.mkdir(parents=True, exist_ok=True)
     with tape.open("xb") as file:
         for segment in index.segments:
-            file.write(_lines(bucket, segment))
+            file.write(_lines(store, segment))
         file.flush()
         os.fsync(file.fileno())
     return _check_tape(tape, index, manifest)
 
 
-def _manifest(bucket: Bucket, index: Index) -> tuple[Manifest, bytes]:
+def _manifest(store: Store, index: Index) -> tuple[Manifest, bytes]:
     name = index.manifest_object
-    data = bucket.get(name, MANIFEST_BYTES_MAX)
-    manifest = decode_manifest(data, f"{bucket.uri}/{name}")
+    data = store.get(name, MANIFEST_BYTES_MAX)
+    manifest = decode_manifest(data, f"{store.uri}/{name}")
     if (manifest.step, stated_digest(data)) != (index.step, index.manifest_digest):
-        raise CheckpointError(f"{bucket.uri}/{name}: is another manifest than copy {index.number} names")
+        raise CheckpointError(f"{store.uri}/{name}: is another manifest than copy {index.number} names")
     return manifest, data
 
 
-def _fetch_fragment(bucket: Bucket, entry: ManifestFragment, folder: Path) -> None:
+def _fetch_fragment(store: Store, entry: ManifestFragment, folder: Path) -> None:
     name = fragment_object(entry)
-    bucket.get_file(name, folder / entry.file, file_bytes(entry.numel))
+    store.get_file(name, folder / entry.file, file_bytes(entry.numel))
     try:
         read_fragment(folder, entry)
     except CheckpointError as error:
-        raise CheckpointError(f"{bucket.uri}/{name}: {error}") from error
+        raise CheckpointError(f"{store.uri}/{name}: {error}") from error
     _sync(folder / entry.file)
 
 
-def _lines(bucket: Bucket, segment: Segment) -> bytes:
-    data = bucket.get(segment.object, segment.bytes)
+def _lines(store: Store, segment: Segment) -> bytes:
+    data = store.get(segment.object, segment.bytes)
     if len(data) != segment.bytes or digest(data) != segment.digest:
-        raise CheckpointError(f"{bucket.uri}/{segment.object}: is not the tape from byte {segment.start} on")
+        raise CheckpointError(f"{store.uri}/{segment.object}: is not the tape from byte {segment.start} on")
     return data
 
 

@@ -1,4 +1,4 @@
-"""Objects at a URI: a bucket, or a folder, through fsspec.
+"""A *store*: objects under one URI, in an object store or a folder, through fsspec.
 
 Only what every object store has is asked of it: put a whole object, get one, list names, remove one. Nothing
 is appended to, renamed or locked there. On a folder of this machine an object is written beside its name and
@@ -10,6 +10,7 @@ which says whether trying again may help.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -25,8 +26,11 @@ T = TypeVar("T")
 ASIDE: Final = ".part"
 """Suffix of an object that is being written, in a folder."""
 
-_HOPELESS: Final = (PermissionError, NotADirectoryError, IsADirectoryError)
-"""What no waiting mends: a key without the right, or a name that is taken by something else."""
+_HOPELESS: Final = (PermissionError, NotADirectoryError, IsADirectoryError, NotImplementedError)
+"""What no waiting mends: a key without the right, a taken name, something that a store cannot do."""
+
+_HOPELESS_NUMBERS: Final = (errno.ELOOP, errno.ENAMETOOLONG, errno.EROFS)
+"""The same, of errors that have no class of their own."""
 
 
 class StorageError(YetoError):
@@ -44,7 +48,7 @@ class NoObject(StorageError):
         super().__init__(message, hopeless=True)
 
 
-class Bucket:
+class Store:
     """The objects under one URI; names are relative to it, with ``/`` between their parts."""
 
     def __init__(self, uri: str, *, flag: str = "--to") -> None:
@@ -59,6 +63,8 @@ class Bucket:
         """
         import fsspec
 
+        if not uri:
+            raise ConfigError(f"{flag} is empty; name a folder, or a URI such as s3://bucket/run")
         self.uri = uri
         try:
             self._fs, root = fsspec.core.url_to_fs(uri)
@@ -70,6 +76,11 @@ class Bucket:
             ) from error
         self._root = str(root).rstrip("/")
         self._is_folder = "file" in self._protocols()
+
+    @property
+    def folder(self) -> Path | None:
+        """Where it is on this machine; None for what is elsewhere."""
+        return Path(self._root) if self._is_folder else None
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the names and bytes of the objects in a folder; none when there is no such folder.
@@ -160,24 +171,33 @@ class Bucket:
 
         Raises:
             NoObject: there is none.
-            StorageError: the store refuses.
+            StorageError: it is no file, or the store refuses.
         """
 
-        def asked() -> int:
+        def asked() -> dict[str, Any]:
             self._fs.invalidate_cache()
-            return int(self._fs.info(self._place(name)).get("size") or 0)
+            return dict(self._fs.info(self._place(name)))
 
-        return self._asked(f"look at {name}", asked)
+        found = self._asked(f"look at {name}", asked)
+        if found.get("type") != "file":
+            # Reading a pipe or a device would never end.
+            raise StorageError(f"{self.uri}: {name} is no file", hopeless=True)
+        return int(found.get("size") or 0)
 
-    def sweep(self, folder: str) -> None:
+    def sweep(self, folder: str, is_ours: Callable[[str], bool]) -> None:
         """Remove what writers that were killed left half written; nobody may be writing there.
+
+        Args:
+            folder: where.
+            is_ours: says whether an object of this name may be one of theirs.
 
         Raises:
             StorageError: the system refuses.
         """
         if self._is_folder:
             for aside in sorted(Path(self._place(folder)).glob(f"*{ASIDE}")):
-                self._asked(f"remove {aside.name}", aside.unlink)
+                if is_ours(f"{folder}/{aside.name.removesuffix(ASIDE)}"):
+                    self._asked(f"remove {aside.name}", aside.unlink)
 
     def _require_size(self, name: str, bytes_max: int) -> None:
         size = self.size(name)
@@ -214,7 +234,8 @@ class Bucket:
             raise StorageError(f"{self.uri}: cannot {what}: {_said(error)}", hopeless=True) from error
         except Exception as error:
             # Each store's library has errors of its own, and not all of them are of the system's kind.
-            raise StorageError(f"{self.uri}: cannot {what}: {_said(error)}") from error
+            hopeless = isinstance(error, OSError) and error.errno in _HOPELESS_NUMBERS
+            raise StorageError(f"{self.uri}: cannot {what}: {_said(error)}", hopeless=hopeless) from error
 
 
 def _copied(source: Path, target: Path) -> None:

@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 from learner_fakes import TinyTask, config
@@ -114,6 +115,8 @@ def test_the_schedule():
     assert [learning_rate(step, constant) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
     cosine = config(output_dir=FOLDER, inner_lr=1.0, warmup_steps=2, lr_schedule="cosine", max_local_steps=6)
     rates = [learning_rate(step, cosine) for step in range(7)]
+    budget = attrs.evolve(cosine, max_local_steps=None, budget_steps=6)
+    assert [learning_rate(step, budget) for step in range(7)] == rates
     assert rates[:3] == [0.5, 1.0, 1.0]
     assert rates[4] == pytest.approx(0.5)
     assert rates[5] == pytest.approx(0.5 * (1 + math.cos(0.75 * math.pi)))

@@ -129,8 +129,9 @@ class LearnerConfig:
                 f"--inner-lr {self.inner_lr}: must be a finite number above 0",
             ),
             (
-                self.lr_schedule != "cosine" or self.max_local_steps is not None,
-                "--lr-schedule cosine needs --max-local-steps: the step at which the rate reaches its end",
+                self.lr_schedule != "cosine" or self.planned_steps is not None,
+                "--lr-schedule cosine needs --max-local-steps (or --learner-budget-steps): the step at which "
+                "the rate reaches its end",
             ),
             (
                 self.max_local_steps is None
@@ -173,6 +174,11 @@ class LearnerConfig:
     def has_syncer(self) -> bool:
         """Whether there is anybody to exchange fragments with."""
         return self.syncer != NO_SYNCER
+
+    @property
+    def planned_steps(self) -> int | None:
+        """Local steps after which this learner has done its own; None leaves it to the syncer."""
+        return self.budget_steps if self.max_local_steps is None else self.max_local_steps
 
     @property
     def carries(self) -> bool:

@@ -58,14 +58,14 @@ def learning_rate(step: int, config: LearnerConfig) -> float:
     """Return the rate of optimizer step ``step``, counted from 0.
 
     Linear warm-up over ``warmup_steps`` steps to ``inner_lr``; then constant, or a half cosine that would
-    reach 0 one step after ``max_local_steps``. Local steps alone decide: merging does not touch the schedule.
+    reach 0 one step after the last that is planned. Local steps alone decide: merging does not touch the schedule.
     """
     if step < config.warmup_steps:
         return config.inner_lr * (step + 1) / config.warmup_steps
     if config.lr_schedule == "constant":
         return config.inner_lr
-    assert config.max_local_steps is not None, "a cosine without an end is refused by the configuration"
-    length = max(1, config.max_local_steps - config.warmup_steps)
+    assert config.planned_steps is not None, "a cosine without an end is refused by the configuration"
+    length = max(1, config.planned_steps - config.warmup_steps)
     progress = min(1.0, (step - config.warmup_steps) / length)
     return config.inner_lr * 0.5 * (1.0 + math.cos(math.pi * progress))
 

@@ -106,7 +106,7 @@ class LearnerFlags(TaskFlags):
     warmup_steps: Annotated[int, Parameter(group=LOOP)] = 10
     """Steps over which the rate grows to --inner-lr."""
     lr_schedule: Annotated[Literal["constant", "cosine"], Parameter(group=LOOP)] = "constant"
-    """After the warm-up: keep the rate, or let it fall to 0 at --max-local-steps, or at the end of a budget."""
+    """After the warm-up: keep the rate, or let it fall to 0 at --max-local-steps or the budget's end."""
     clip_norm: Annotated[float, Parameter(group=LOOP)] = 1.0
     """Largest norm of the gradient; 0 does not clip."""
     grad_accum: Annotated[int, Parameter(group=LOOP)] = 1

@@ -58,7 +58,7 @@ def learning_rate(step: int, config: LearnerConfig) -> float:
     """Return the rate of optimizer step ``step``, counted from 0.
 
     Linear warm-up over ``warmup_steps`` steps to ``inner_lr``; then constant, or a half cosine that would
-    reach 0 one step after the last that is planned. Local steps alone decide: merging does not touch the schedule.
+    reach 0 one step after the last one planned. Local steps alone decide: merging leaves the schedule alone.
     """
     if step < config.warmup_steps:
         return config.inner_lr * (step + 1) / config.warmup_steps

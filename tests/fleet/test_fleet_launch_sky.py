@@ -8,6 +8,7 @@ import pytest
 from sky_stand_in import Sky
 
 from yeto.cli.main import main
+from yeto.fleet import skypilot
 from yeto.fleet.registry import FAILED, RUNNING, STOPPED, find_run
 
 FLEET = "aws:8xa100@us-east-2,runpod:8xh100"
@@ -128,6 +129,32 @@ def test_a_launch_that_fails_half_way_says_what_to_do_and_a_resume_does_the_rest
     assert "the head is there and works" in out
     assert "island-0 is there (STARTING)" in out
     assert registry().state().phase == RUNNING
+
+
+def test_a_job_on_its_way_out_is_no_island(sky, launch, registry, yeto):
+    assert launch()[0] == 0
+    both = ["RUNNING", "CANCELLING"]
+    sky.change(jobs={"trial-island-0": "CANCELLING", "trial-island-1": both})
+    sky.asked()
+    code, out, err = yeto("launch", "--resume", "trial")
+    assert code == 0, err
+    assert [words.partition(" --yes")[0] for words in words_of(sky) if words.startswith("jobs")] == [
+        *("jobs queue --all --output json", "jobs launch --name trial-island-0")
+    ]
+    assert "island-1 is there (RUNNING)" in out
+    for statuses in (both, both[::-1]):
+        sky.change(jobs={"trial-island-1": statuses}, stubborn=["trial-island-1"])
+        code, _, err = yeto("down", "trial")
+        assert (code, "left over: job trial-island-1 (RUNNING)" in err) == (1, True)
+
+
+def test_a_question_has_an_end(sky, launch, yeto, monkeypatch):
+    assert launch()[0] == 0
+    monkeypatch.setattr(skypilot, "ASK_SECONDS", 0.2)
+    (sky.folder / "sky").write_text("#!/bin/sh\nexec sleep 30\n")
+    code, _, err = yeto("launch", "--resume", "trial")
+    assert code == 1
+    assert err.splitlines()[-1] == "yeto: sky logs trial-head --status did not answer for 0 s"
 
 
 def test_a_head_that_is_lost_comes_back_elsewhere_and_every_island_is_told(sky, launch, registry, yeto):

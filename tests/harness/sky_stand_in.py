@@ -79,7 +79,12 @@ def answer(words, known):
             )
         case "jobs queue":
             return "asking...\n" + json.dumps(
-                [{"job_name": name, "status": status, "job_id": 1} for name, status in known["jobs"].items()]
+                [
+                    {"job_name": name, "status": status, "job_id": number}
+                    for name, statuses in known["jobs"].items()
+                    # Several jobs may have one name.
+                    for number, status in enumerate([statuses] if isinstance(statuses, str) else statuses)
+                ]
             )
         case "logs" if "--status" in words:
             sys.exit(known["head"])

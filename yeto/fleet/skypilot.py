@@ -26,8 +26,9 @@ ASK_SECONDS: Final = 300.0
 ANSWER_BYTES_MAX: Final = 64 << 20
 """Of an answer in JSON."""
 
+CANCELLING: Final = "CANCELLING"
 LIVE_JOBS: Final = frozenset(
-    ("PENDING", "SUBMITTED", "STARTING", "RUNNING", "WINDING_DOWN", "RECOVERING", "CANCELLING")
+    ("PENDING", "SUBMITTED", "STARTING", "RUNNING", "WINDING_DOWN", "RECOVERING", CANCELLING)
 )
 """Statuses of a managed job that has, or will have, machines."""
 JOB_NOT_FINISHED: Final = 101
@@ -109,16 +110,7 @@ def ask(words: Sequence[str]) -> str:
     Raises:
         YetoError: it failed, or did not answer.
     """
-    try:
-        done = subprocess.run(
-            [sky_program(), *words],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=ASK_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise YetoError(f"sky {shlex.join(words)} did not answer for {ASK_SECONDS:.0f} s") from None
+    done = _asked(words)
     if done.returncode != 0 or len(done.stdout) > ANSWER_BYTES_MAX:
         said = done.stderr.decode("utf-8", "replace").split("\n")
         why = next((line for line in reversed(said) if line.strip()), f"exit code {done.returncode}")
@@ -127,10 +119,25 @@ def ask(words: Sequence[str]) -> str:
 
 
 def head_is_working(name: str) -> bool:
-    """Return whether the head's job is waiting or running."""
-    words = [sky_program(), "logs", head_cluster(name), "--status"]
-    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    return done.returncode == JOB_NOT_FINISHED
+    """Return whether the head's job is waiting or running.
+
+    Raises:
+        YetoError: SkyPilot does not answer.
+    """
+    return _asked(["logs", head_cluster(name), "--status"]).returncode == JOB_NOT_FINISHED
+
+
+def _asked(words: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(
+            [sky_program(), *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=ASK_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise YetoError(f"sky {shlex.join(words)} did not answer for {ASK_SECONDS:.0f} s") from None
 
 
 def head_address(name: str) -> str:
@@ -154,7 +161,13 @@ def live_jobs(name: str) -> dict[str, str]:
         YetoError: SkyPilot does not answer, or in another form.
     """
     jobs = _answer(["jobs", "queue", "--all", "--output", "json"], ("job_name", "status"))
-    return {job: status for job, status in jobs if job.startswith(f"{name}-island-") and status in LIVE_JOBS}
+    live: dict[str, str] = {}
+    for job, status in jobs:
+        # One that is on its way out has its name still, beside the one that took its place.
+        is_new = live.get(job, CANCELLING) == CANCELLING
+        if job.startswith(f"{name}-island-") and status in LIVE_JOBS and is_new:
+            live[job] = status
+    return live
 
 
 def clusters(name: str) -> dict[str, str]:
@@ -213,7 +226,8 @@ def launch_all(run: Run, tasks: Sequence[Task], say: Callable[[str], None]) -> N
     for task in islands:
         job = job_name(name, task.name)
         known = rented.get(task.name)
-        if job in there:
+        # One that is on its way out leaves its place to another.
+        if job in there and there[job] != CANCELLING:
             if known is not None and known.address == address:
                 say(f"{task.name} is there ({there[job]})")
                 continue
@@ -246,7 +260,7 @@ def tear_down(run: Run, say: Callable[[str], None]) -> list[str]:
             do(words)
         except YetoError as error:
             failures.append(error)
-    left = [f"job {job} ({status})" for job, status in live_jobs(run.name).items() if status != "CANCELLING"]
+    left = [f"job {job} ({status})" for job, status in live_jobs(run.name).items() if status != CANCELLING]
     left += [f"cluster {cluster} ({status})" for cluster, status in clusters(run.name).items()]
     for failure in failures if left else ():
         say(str(failure))

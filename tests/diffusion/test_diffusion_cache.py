@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from attrs import evolve
+from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
 from diffusion_rows import cached_row, picture, write_pictures, write_rows
 from safetensors.torch import load_file
 from tiny_pipelines import tiny_sd, tiny_sd3
@@ -284,6 +285,21 @@ def test_what_is_cheap_is_checked_before_the_model_is_loaded(config, tmp_path):
         with pytest.raises(DataError, match=problem):
             cache_rows(broken, tmp_path / "cache", never)
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_pipeline_of_pixels_is_refused(config, tmp_path):
+    """It has no VAE, and no place for one."""
+    unet = UNet2DModel(
+        sample_size=8,
+        block_out_channels=(8,),
+        down_block_types=("DownBlock2D",),
+        up_block_types=("UpBlock2D",),
+        norm_num_groups=4,
+        layers_per_block=1,
+    )
+    DDPMPipeline(unet=unet, scheduler=DDPMScheduler()).save_pretrained(tmp_path / "ddpm")
+    with pytest.raises(ConfigError, match=r"--model .*ddpm: DDPMPipeline does not say how much smaller"):
+        cache_rows(evolve(config, model=str(tmp_path / "ddpm")), tmp_path / "cache", real_load_encoders)
 
 
 def test_values_that_are_not_finite_are_refused(config, tmp_path):

@@ -132,7 +132,8 @@ def load_encoders(config: DiffusionConfig) -> tuple[Encoders, RowNeeds]:
     found = _found(config)
     device = choose_device(config.device)
     pipeline = load_parts(found, (VAE, SCHEDULER), torch.float32)
-    encoders = PipelineEncoders(found, device=device, dtype=_dtype(config, device), vae=pipeline.vae)
+    vae = getattr(pipeline, VAE, None)
+    encoders = PipelineEncoders(found, device=device, dtype=_dtype(config, device), vae=vae)
     return encoders, needs_of(found, pipeline)
 
 

@@ -187,6 +187,16 @@ def test_nothing_is_drawn_from_the_chance_of_training(folder):
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+def test_nothing_is_drawn_where_dropout_is_on(folder):
+    pipeline = loaded("sd3", folder)
+    for module in pipeline.transformer.train().modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.5
+    before = torch.random.get_rng_state()
+    asked(pipeline).rehearse(4, 64, 64)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
 def test_the_pipeline_stays_as_it_was(folder):
     pipeline = loaded("sd3", folder)
     transformer, vae, scheduler = pipeline.transformer, pipeline.vae, pipeline.scheduler

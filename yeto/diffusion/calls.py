@@ -81,7 +81,6 @@ class Denoising:
         self._denoisers = dict(denoisers)
         self._device, self._dtype = device, dtype
         self._manner: Manner | None = None
-        self._orders: dict[LatentShape, Tensor] = {}
         boundary = asking.setting("boundary_ratio")
         self._boundary = None if boundary is None else float(boundary) * schedule.train_steps
 
@@ -182,7 +181,9 @@ class Denoising:
         marks: list[Tensor] = []
 
         def answering(denoiser: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            with compute_in(self._dtype, self._device):
+            # Dropout would use up what training draws, and a restart measures again.
+            devices = [self._device] if self._device.type == "cuda" else []
+            with torch.random.fork_rng(devices), compute_in(self._dtype, self._device):
                 answer = denoiser(*args, **kwargs)
             like = answer[0]
             mark = torch.randn(like.shape, generator=torch.Generator().manual_seed(1))
@@ -206,12 +207,12 @@ class Denoising:
         return packing(latents, *latents.shape)
 
     def _order(self, shape: LatentShape) -> Tensor:
-        """Return where each number of packed latents comes from, and remember it."""
-        if shape not in self._orders:
-            numbers = torch.arange(shape[0] * shape[1] * shape[2], dtype=torch.float64)
-            packed = self._packed(numbers.reshape(1, *shape))
-            self._orders[shape] = packed.flatten().to(torch.int64).to(self._device)
-        return self._orders[shape]
+        """Return where each number of packed latents comes from.
+
+        Not remembered: pictures may have any number of shapes, and it costs little beside a denoiser's work.
+        """
+        numbers = torch.arange(shape[0] * shape[1] * shape[2], dtype=torch.float64)
+        return self._packed(numbers.reshape(1, *shape)).flatten().to(torch.int64).to(self._device)
 
     def _taken_apart(self, answer: Tensor, shape: LatentShape, manner: Manner) -> Tensor:
         """Return an answer in the latents' shape, as the scheduler would be told it."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO, TypeVar
 
 import torch
 from attrs import frozen
@@ -39,6 +39,8 @@ from yeto.tuning.position import row_digest
 from yeto.tuning.progress import with_progress
 from yeto.tuning.rows import Cursor, Row, open_source
 from yeto.wire.digest import digest
+
+T = TypeVar("T")
 
 SHARD_ROWS: Final = 64
 """Rows of a shard: what a kill costs at most, and enough that a folder has not too many files."""
@@ -126,8 +128,15 @@ class _Writer:
 
     def write(self, rows: Iterator[Row]) -> CacheReport:
         """Make all shards, then the file that points at them."""
-        lines: list[str] = []
-        kept = 0
+        return _durably(self._output / ROWS_FILE, lambda aside: self._write(rows, aside))
+
+    def _write(self, rows: Iterator[Row], rows_file: Path) -> CacheReport:
+        # Line by line: of many rows the lines alone would fill the memory.
+        with rows_file.open("w", encoding="utf-8") as file:
+            return self._shards(rows, file)
+
+    def _shards(self, rows: Iterator[Row], rows_file: TextIO) -> CacheReport:
+        written = kept = 0
         for number in count():
             some = list(islice(rows, SHARD_ROWS))
             if not some:
@@ -138,18 +147,18 @@ class _Writer:
             there = _lines_of(path, made_of)
             if there is None:
                 self._not_whole()
-                lines += self._shard(path, planned, made_of)
+                lines = self._shard(path, planned, made_of)
             else:
                 kept += 1
-                lines += there
+                lines = there
+            written += len(lines)
+            rows_file.writelines(f"{line}\n" for line in lines)
         for left in sorted(self._output.glob("shard-*.safetensors")):
             # Of rows that are no more.
             if left.name >= _SHARD.format(number):
                 self._not_whole()
                 left.unlink()
-        text = "".join(f"{line}\n" for line in lines)
-        _durably(self._output / ROWS_FILE, lambda aside: aside.write_text(text, encoding="utf-8"))
-        return CacheReport(rows_file=self._output / ROWS_FILE, rows=len(lines), shards=number, kept=kept)
+        return CacheReport(rows_file=self._output / ROWS_FILE, rows=written, shards=number, kept=kept)
 
     def _not_whole(self) -> None:
         """Take the cache out of use before anything that it points at changes."""
@@ -295,11 +304,11 @@ def _require_settings(output: Path, config: DiffusionConfig, needs: RowNeeds) ->
             )
 
 
-def _durably(path: Path, write: Callable[[Path], Any]) -> None:
-    """Have a file written aside, and renamed when it is on the medium."""
+def _durably(path: Path, write: Callable[[Path], T]) -> T:
+    """Have a file written aside, and renamed when it is on the medium; return what ``write`` returned."""
     aside = path.with_name(f".{path.name}.partial")
     try:
-        write(aside)
+        result = write(aside)
         descriptor = os.open(aside, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
@@ -309,3 +318,4 @@ def _durably(path: Path, write: Callable[[Path], Any]) -> None:
     finally:
         aside.unlink(missing_ok=True)
     sync_folder(path.parent)
+    return result

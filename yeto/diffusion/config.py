@@ -13,8 +13,8 @@ from yeto.tuning.settings import require_at_least, require_choice
 
 WEIGHTINGS = ("none", "sigma", "snr", "min-snr")
 RESIZE_MODES = ("stretch", "center-crop")
-PIXELS_MAX = 16384
-"""Longest side of an image that is trained on; far above what any pipeline makes."""
+SIDE_MAX = 1 << 14
+"""Longest side of an image that is trained on, in pixels; longer ones are a mistake in a row or a flag."""
 
 
 @frozen(kw_only=True)
@@ -83,8 +83,8 @@ class DiffusionConfig:
         require_at_least("--seed", self.seed, 0)
         require_at_least("--num-learners", self.num_learners, 1)
         for flag, pixels in (("--height", self.height), ("--width", self.width)):
-            if pixels is not None and not 1 <= pixels <= PIXELS_MAX:
-                raise ConfigError(f"{flag} {pixels} must be from 1 to {PIXELS_MAX}")
+            if pixels is not None and not 1 <= pixels <= SIDE_MAX:
+                raise ConfigError(f"{flag} {pixels} must be from 1 to {SIDE_MAX}")
         if self.tuning == "full":
             raise ConfigError("--tuning full is for --task text; --task diffusion trains adapters: say lora")
         if not self.model:

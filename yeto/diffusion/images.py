@@ -30,8 +30,6 @@ FORMATS: Final = ("PNG", "JPEG", "WEBP", "BMP")
 PIXELS_MAX: Final = 1 << 27
 """Most pixels of a file: 134 million, above any camera's; decoded they take half a gigabyte."""
 FILE_BYTES_MAX: Final = 1 << 29
-SIDE_MAX: Final = 1 << 14
-"""Longest side of what a denoiser is given; longer ones are a mistake in a row or a flag."""
 _ORIENTATION: Final = 0x0112
 _TURNS: Final = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,

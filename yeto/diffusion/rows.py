@@ -20,7 +20,8 @@ from attrs import field, frozen
 from PIL import Image
 
 from yeto.diffusion.cached import CachedTensor, cached_tensor, resolved
-from yeto.diffusion.images import SIDE_MAX, ImageSource, held_bytes, image_size, load_pixels
+from yeto.diffusion.config import SIDE_MAX
+from yeto.diffusion.images import ImageSource, held_bytes, image_size, load_pixels
 from yeto.diffusion.values import Conditioning, Example, RowNeeds
 from yeto.errors import ConfigError, DataError
 from yeto.tuning.rows import Row

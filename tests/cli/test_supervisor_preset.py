@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Annotated
 
 import pytest
+import trio
 from cyclopts import Parameter
 
-from yeto.cli import run_supervisor, run_syncer
+from yeto.cli import run_supervisor, run_syncer, supervisor
 from yeto.cli.main import main
 from yeto.cli.preset import MILES_SIX_ISLANDS, PRESETS, PresetFlag
 from yeto.cli.run_supervisor import SupervisorFlags, SyncerPart
@@ -100,6 +102,48 @@ def test_what_there_is_not(syncer):
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--checkpoint-path=.",), "--checkpoint-path .: has no name of its own; write it out"),
+        (("--checkpoint-path=file/x",), "--checkpoint-path file/x: cannot be written: "),
+        (("--ready-file=folder",), "--ready-file folder: cannot be replaced: Is a directory"),
+        (("--syncer-log=folder",), "--syncer-log folder: cannot be written: Is a directory"),
+    ],
+)
+def test_places_of_a_supervisor_that_cannot_be(monkeypatch, tmp_path, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(SystemExit) as end:
+        main(["run", "--role=supervisor", PRESET, "--learner-budget-steps=9", *words])
+    error = capsys.readouterr().err
+    assert (end.value.code, error.count("\n")) == (2, 1)
+    assert message in error
+
+
+async def test_only_the_syncer_that_listens_is_shown(monkeypatch, tmp_path, autojump_clock):
+    """The tape ends with the session before, and where that died it does not say so."""
+    said, ready = [], tmp_path / "ready"
+    settings = {"num_learners": 6, "budget": 9, "checkpoint": tmp_path / "state", "tape": tmp_path / "tape"}
+    settings |= {"log": tmp_path / "log", "ready_file": ready, "port": 0, "syncer_words": ()}
+    watched = supervisor._Supervisor(supervisor.Supervised(**settings, say=said.append))
+    before = SimpleNamespace(phase="running", learners=(), step=7, wait=None, now=0.0)
+    watcher = SimpleNamespace(look=lambda: None, moment=lambda: before)
+    monkeypatch.setattr(supervisor, "Watcher", lambda *_, **__: watcher)
+    monkeypatch.setattr(supervisor, "waited", lambda *_: "waiting")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watched._show, "phase 1")
+        await trio.sleep(2.5 * supervisor.LINE_SECONDS)
+        assert said == ["phase 1: the syncer is starting"]
+        ready.touch()
+        await trio.sleep(2 * supervisor.LINE_SECONDS)
+        assert said[1:] == ["phase 1: 7 rounds committed; waiting"]
+        watched._stopping = True
+        ready.unlink()
+    assert len(said) == 2
+
+
 def test_a_supervisor_has_the_values_of_its_syncer(monkeypatch, tmp_path):
     """All but the mark, which is its own to make; and what it hands on is what it was told."""
     seen = []
@@ -126,6 +170,7 @@ def test_a_supervisor_has_the_values_of_its_syncer(monkeypatch, tmp_path):
     assert set(words) == {
         *("--total-steps=24600576", f"--iso-worker-python={sys.executable}", "--quorum=6"),
         *("--quorum-timeout-s=7200.0", "--iso-backend=torch-svd", f"--iso-worker-devices={devices}"),
+        "--outer=stock",
     }
     offered = {f"--{name.replace('_', '-')}" for cls in (SupervisorFlags, SyncerPart) for name in fields(cls)}
     assert PRESETS[MILES_SIX_ISLANDS].keys() - offered == {"--mark-final-checkpoint"}

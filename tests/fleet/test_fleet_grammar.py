@@ -48,6 +48,8 @@ def test_what_is_written_is_read_as_it_was(fleet):
         ("aws:8", "GPUs are t4, v100"),
         ("aws:8xa100,", "the form is cloud:"),
         ("aws:8xa100@", "the form is cloud:"),
+        ("aws:\uff18xa100", "the form is cloud:"),
+        ("aws:8xa100@u\u017f-east", "the form is cloud:"),
         ("moon:8xa100", "no known cloud; known are aws"),
         ("aws:8xz900", "no known accelerator; known are t4"),
         ("aws:0xa100", "0 accelerators of a node; possible are 1 to 64"),

@@ -15,7 +15,7 @@ from fake_hub import FakeHub
 from yeto.errors import ConfigError
 from yeto.fleet.gpus import GPUS, gpu_of
 from yeto.fleet.memory import Training, limit_gb
-from yeto.fleet.models import ALIASES, ModelSize, find_alias, model_size, resolve_model
+from yeto.fleet.models import ALIASES, ModelSize, _counted, find_alias, model_size, resolve_model
 from yeto.fleet.value import RDMA, goodput, island_cost, island_tflops, mfu
 
 
@@ -110,12 +110,42 @@ def test_what_cannot_be_measured_says_so(tmp_path):
     (tmp_path / "m" / "config.json").write_text("{")
     refused("is not JSON")
     (tmp_path / "m" / "config.json").unlink()
-    refused(r"config\.json: No such file")
+    refused(r"config\.json: the file is missing")
+    (tmp_path / "m" / "config.json").symlink_to("/dev/zero")
+    refused(r"config\.json: cannot be read: not a file")
     refused("the hub does not answer", folder="owner/nobody-has-this")
     with pytest.raises(ConfigError, match="nor an id OWNER/NAME"):
         model_size("not an id")
-    with pytest.raises(ConfigError, match="is no folder"):
-        model_size(str(tmp_path / "absent"))
+    for name in (str(tmp_path / "absent"), "~nobody-of-this-name/model"):
+        with pytest.raises(ConfigError, match="is no folder"):
+            model_size(name)
+    with pytest.raises(ConfigError, match="nor an id OWNER/NAME"):
+        model_size("x" * 5000)
+    for weights_gb in (1e-9, 5e-324, 1e7, float("nan")):
+        with pytest.raises(ConfigError, match=r"must be from 2e-09 \(one parameter\) to 1,000,000"):
+            model_size("owner/model", weights_gb=weights_gb)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "llama", "num_attention_heads": 0},
+        {"model_type": "llama", "hidden_size": 1 << 62},
+        {"model_type": "unheard-of", "auto_map": {"AutoConfig": "own.Config"}},
+        {"model_type": ["llama"]},
+    ],
+)
+def test_a_config_that_makes_no_model_is_one_line(tmp_path, config):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"config\.json does not do: ") as caught:
+        model_size(str(tmp_path))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("count", [-5, 10**400], ids=["negative", "huge"])
+def test_headers_that_speak_of_what_no_model_has_are_refused(count):
+    with pytest.raises(ConfigError, match="--weights-gb"):
+        _counted("owner/model", {}, [("a", "BF16", count)], "the hub")
 
 
 ASKER = """

@@ -5,6 +5,7 @@ import os
 import sys
 import types
 from decimal import Decimal
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -74,7 +75,12 @@ def test_columns_may_stand_in_any_order_and_blank_lines_are_no_offers(read):
         ("aws,r,a100,8,1e999999999,true,,", "line 2, price"),
         ("aws,r,a100,8,10,maybe,,", "line 2, spot 'maybe': say true or false"),
         ("aws,r,a100,8,10,true,-1,", "line 2, quota '-1'"),
-        ("aws,r,a100,8,10,true,,11", "line 2, score '11': must be a number from 0 to 10"),
+        ("aws,r,a100,8,10,true,,11", "line 2, score '11': must be a number from 1 to 10"),
+        ("aws,r,a100,8,10,true,,0", "line 2, score '0'"),
+        # What Python takes for a number, and a person for a slip.
+        ("aws,r,a100,8,1_0,true,,", "line 2, price '1_0'"),
+        ("aws,r,a100,8,\uff11\uff10,true,,", "line 2, price"),
+        ("aws,r,a100,8,.,true,,", "line 2, price '.'"),
         ("aws,r,a100,8,10,true,", "line 2: has 7 columns, and the first line 8"),
     ],
 )
@@ -120,6 +126,12 @@ def test_a_file_that_is_no_list_of_offers_is_refused(tmp_path, text, words):
     path.write_bytes(text)
     with pytest.raises(ConfigError, match=words):
         read_offers(path)
+
+
+@pytest.mark.timeout(60)
+def test_a_file_without_an_end_is_refused():
+    with pytest.raises(ConfigError, match="/dev/zero: has more than"):
+        read_offers(Path("/dev/zero"))
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
@@ -181,6 +193,8 @@ def test_of_machines_alike_the_cheapest_counts_and_what_cannot_be_planned_is_non
             info(spot_price=11.0, price=math.nan),
             info(accelerator_name="TPU-V5"),
             info(accelerator_count=0.5),
+            info(accelerator_count=None),
+            info(region="us east"),
             info(cloud="Moon"),
             info(spot_price=math.nan, price=0.0, region="us-west-1"),
             info(spot_price=math.nan, memory=None, region="us-west-2"),

@@ -185,7 +185,10 @@ def test_without_a_plan_the_code_is_1_and_the_reasons_are_there(yeto, planned):
         ),
         (("--model", "gemma4", "--budget", "9", "--tuning", "some"), "--tuning"),
         (("--model", "gemma4", "--flops", "inf"), "--flops inf: must be above 0"),
-        (("--model", "gemma4", "--budget", "9", "--weights-gb", "-1"), "--weights-gb -1.0: must be above 0"),
+        (
+            ("--model", "gemma4", "--budget", "9", "--weights-gb", "-1"),
+            "--weights-gb -1.0: must be from 2e-09",
+        ),
         (("--model", "gemma4", "--budget", "9", "--hidden-size", "0"), "--hidden-size 0: must be from 1"),
     ],
 )

@@ -80,6 +80,8 @@ def run_supervisor_command(
     """
     if flags.learner_budget_steps < 1:
         raise ConfigError(f"--learner-budget-steps {flags.learner_budget_steps}: need at least 1")
+    if not flags.checkpoint_path.name:
+        raise ConfigError(f"--checkpoint-path {flags.checkpoint_path}: has no name of its own; write it out")
     total_steps = flags.total_steps
     if total_steps is None:
         # A learner has a part in a merge of a fragment at most once a step.

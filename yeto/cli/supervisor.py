@@ -153,7 +153,7 @@ class _Supervisor:
             run.say(f"stopped before {name}; the same command goes on from here")
             return STOPPED
         before = run.tape.stat().st_size if run.tape.exists() else 0
-        run.ready_file.unlink(missing_ok=True)
+        self._forget_place()
         self._syncer.start(self._command(start))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._announce)
@@ -163,6 +163,7 @@ class _Supervisor:
                 if code >= 0 or self._stopping:
                     break
                 run.say(f"the syncer was killed by signal {-code}; starting it again from its checkpoint")
+                self._forget_place()
                 await self._syncer.relaunch(self._command(start))
             nursery.cancel_scope.cancel()
         if code < 0:
@@ -276,6 +277,18 @@ class _Supervisor:
             *(f"--event-tape={run.tape}", *start, *run.syncer_words),
         ]
 
+    def _forget_place(self) -> None:
+        """Take away what a syncer before said of where it listens.
+
+        Raises:
+            ConfigError: something else has the name.
+        """
+        file = self._run.ready_file
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--ready-file {file}: cannot be replaced: {error.strerror}") from error
+
     def _withdraw(self) -> None:
         remove_final_marker(self._run.checkpoint)
 
@@ -293,6 +306,8 @@ class _Supervisor:
         said = ""
         while True:
             await trio.sleep(LINE_SECONDS)
+            if self._stopping:
+                return
             try:
                 watcher.look()
             except TapeError:
@@ -300,8 +315,8 @@ class _Supervisor:
                 watcher = Watcher(self._run.tape, running=lambda _: True)
                 continue
             moment = watcher.moment()
-            # What the tape ends with is the session before, until this one has said something.
-            if moment is None or moment.phase == "ended":
+            # What the tape ends with is the session before, until this one listens and has said something.
+            if moment is None or moment.phase == "ended" or not self._run.ready_file.exists():
                 line = f"{phase}: the syncer is starting"
             else:
                 line = _line(phase, moment)
@@ -355,12 +370,18 @@ def _only_one(checkpoint: Path) -> Iterator[None]:
     """Hold a run for this supervisor.
 
     Raises:
-        ConfigError: it has one.
+        ConfigError: it has one, or nothing can be written beside the checkpoint.
     """
     from filelock import FileLock, Timeout
 
+    lock = FileLock(f"{checkpoint}.supervisor.lock", timeout=0)
     try:
-        with FileLock(f"{checkpoint}.supervisor.lock", timeout=0):
-            yield
+        lock.acquire()
     except Timeout:
         raise ConfigError(f"{checkpoint}: another supervisor has this run already") from None
+    except OSError as error:
+        raise ConfigError(f"--checkpoint-path {checkpoint}: cannot be written: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        lock.release()

@@ -15,7 +15,7 @@ from typing import Any
 from yeto.errors import ConfigError, YetoError
 from yeto.fleet.gpus import GPUS
 from yeto.fleet.grammar import CLOUDS, COUNT_MAX
-from yeto.fleet.offers import PRICE_MAX, PRICE_STEP, Offer, in_order
+from yeto.fleet.offers import PRICE_MAX, PRICE_STEP, Offer, in_order, is_region
 from yeto.fleet.streams import stdout_to_stderr
 
 WITHOUT_PRICES = ("kubernetes", "slurm", "ssh", "vsphere")
@@ -63,21 +63,24 @@ def catalogue_offers() -> tuple[tuple[Offer, ...], dict[str, str]]:
 def offers_of(infos: Iterable[Any]) -> tuple[Offer, ...]:
     """Return the offers that entries of the catalogue (SkyPilot's ``InstanceTypeInfo``) make.
 
-    Accelerators that we do not know, parts of one, and prices that are missing make none.
+    Accelerators that we do not know, parts of one, prices that are missing, and regions that no line could
+    name make none.
     """
     gpus = {gpu.name: gpu for gpu in GPUS}
     cheapest: dict[tuple[str, str, str, int, bool], Offer] = {}
     for info in infos:
         gpu, cloud = gpus.get(info.accelerator_name), str(info.cloud).lower()
-        count = float(info.accelerator_count)
-        if gpu is None or cloud not in CLOUDS or not count.is_integer() or not 1 <= count <= COUNT_MAX:
+        count, region = info.accelerator_count, info.region
+        if gpu is None or cloud not in CLOUDS or not (region is None or is_region(str(region))):
+            continue
+        if not _is_number(count) or count != int(count) or not 1 <= count <= COUNT_MAX:
             continue
         for price, is_spot in ((info.spot_price, True), (info.price, False)):
             if not _is_number(price) or not 0 < price <= PRICE_MAX:
                 continue
             offer = Offer(
                 cloud=cloud,
-                region=None if info.region is None else str(info.region),
+                region=None if region is None else str(region),
                 gpu=gpu,
                 count=int(count),
                 # By its digits: 2.448 is meant, and not the next double above it.

@@ -53,7 +53,7 @@ ISLANDS_MAX = 256
 _ENTRY = re.compile(
     r"(?P<cloud>[a-z0-9]+):(?:(?P<nodes>\d{1,3})x)?(?P<count>\d{1,3})x(?P<gpu>[a-z][a-z0-9-]*)"
     r"(?:@(?P<region>[A-Za-z0-9_.-]+))?",
-    re.IGNORECASE,
+    re.IGNORECASE | re.ASCII,
 )
 
 

@@ -7,6 +7,7 @@ No secret is in it.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -115,5 +116,6 @@ def is_remote(place: str) -> bool:
 
 def local_path(text: str) -> Path | None:
     """Return the absolute path of what a flag names on this machine; None if it names nothing there."""
-    path = Path(text).expanduser()
+    # Unlike Path.expanduser, it leaves alone the name of a user whom nobody knows.
+    path = Path(os.path.expanduser(text))
     return None if is_remote(text) or not path.exists() else path.absolute()

@@ -8,21 +8,25 @@ integers) is refused rather than believed. A few models have a short name and ar
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from attrs import evolve, frozen
 
-from yeto.errors import ConfigError
+from yeto.errors import CheckpointError, ConfigError
+from yeto.state.digested import read_bounded
 
 BF16_BYTES = 2
 CONFIG_BYTES_MAX = 4 << 20
 """Of a config.json or an index of safetensors files; real ones have kilobytes, the largest index one MiB."""
 PACKED_SHARE_MAX = 0.01
 """Of a model's elements in integers: counters and buffers. More are packed weights."""
+WEIGHTS_GB_MIN = BF16_BYTES / 1e9
+"""Of all weights of a model: one parameter."""
 WEIGHTS_GB_MAX = 1_000_000
-"""Of all weights of a model: some hundred times the largest."""
+"""Some hundred times the largest."""
 HUB_SECONDS = 10.0
 """Longest wait for an answer of the hub."""
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -90,7 +94,7 @@ def resolve_model(name: str) -> str:
     A folder of that name goes before an alias.
     """
     found = find_alias(name)
-    return name if found is None or Path(name).is_dir() else found.hf_id
+    return name if found is None or os.path.isdir(name) else found.hf_id
 
 
 def model_size(name: str, *, weights_gb: float | None = None, hidden_size: int | None = None) -> ModelSize:
@@ -105,15 +109,18 @@ def model_size(name: str, *, weights_gb: float | None = None, hidden_size: int |
         ConfigError: the user's figure is impossible, nobody knows the size, or a folder's files cannot be
             read; the message says what to do.
     """
-    if weights_gb is not None and not 0 < weights_gb < WEIGHTS_GB_MAX:
-        raise ConfigError(f"--weights-gb {weights_gb}: must be above 0 and below {WEIGHTS_GB_MAX:,}")
+    if weights_gb is not None and not WEIGHTS_GB_MIN <= weights_gb <= WEIGHTS_GB_MAX:
+        raise ConfigError(
+            f"--weights-gb {weights_gb}: must be from {WEIGHTS_GB_MIN:g} (one parameter) "
+            f"to {WEIGHTS_GB_MAX:,}"
+        )
     found = _known(name, weights_gb) or _looked_up(name)
     return found if hidden_size is None else evolve(found, hidden_size=hidden_size)
 
 
 def _known(name: str, weights_gb: float | None) -> ModelSize | None:
     """Return the size that needs no file and no network."""
-    alias = None if Path(name).is_dir() else find_alias(name)
+    alias = None if os.path.isdir(name) else find_alias(name)
     if weights_gb is not None:
         active = weights_gb if alias is None or alias.active_gb is None else min(alias.active_gb, weights_gb)
         return ModelSize(
@@ -137,10 +144,11 @@ def _known(name: str, weights_gb: float | None) -> ModelSize | None:
 
 
 def _looked_up(name: str) -> ModelSize:
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return _of_folder(name, folder)
-    if folder.exists() or name.startswith(("/", "./", "../", "~")):
+    # Unlike a Path, these say no where a name is impossible or its user unknown.
+    folder = os.path.expanduser(name)
+    if os.path.isdir(folder):
+        return _of_folder(name, Path(folder))
+    if os.path.exists(folder) or name.startswith(("/", "./", "../", "~")):
         raise ConfigError(f"--model {name}: is no folder; give a model's folder or its Hugging Face id")
     return _of_hub(name)
 
@@ -158,11 +166,10 @@ def _of_folder(name: str, folder: Path) -> ModelSize:
 
 def _read_json(path: Path, name: str) -> dict[str, Any]:
     try:
-        if path.stat().st_size > CONFIG_BYTES_MAX:
-            raise ConfigError(f"--model {name}: {path} has more than {CONFIG_BYTES_MAX} bytes")
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"--model {name}: {path}: {error.strerror}; {_REMEDY}") from error
+        data = read_bounded(path, CONFIG_BYTES_MAX)
+        value = json.loads(data)
+    except CheckpointError as error:
+        raise ConfigError(f"--model {name}: {error}; {_REMEDY}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"--model {name}: {path} is not JSON: {error}; {_REMEDY}") from error
     if not isinstance(value, dict):
@@ -206,8 +213,11 @@ def _tensors_of_config(folder: Path, name: str) -> Iterable[tuple[str, str, int]
 
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            # Without a word about it, code in the folder would be asked about, and waited for.
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except Exception as error:
+        # Each model's class has a way of its own to fail at figures that cannot be.
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
             f"--model {name}: no safetensors files there, and config.json does not do: {reason}; {_REMEDY}"
@@ -277,12 +287,14 @@ def _counted(
         else:
             packed += elements
             packed_types.add(dtype)
+    if (floats + packed) * BF16_BYTES > WEIGHTS_GB_MAX * 10**9:
+        raise ConfigError(f"--model {name}: its files speak of more weights than any model has; {_REMEDY}")
     if packed > PACKED_SHARE_MAX * (floats + packed):
         raise ConfigError(
             f"--model {name}: its weights are packed ({', '.join(sorted(packed_types))}), so their number "
             f"cannot be read from the files; {_REMEDY}"
         )
-    if not floats:
+    if floats <= 0:
         raise ConfigError(f"--model {name}: there are no weights in its files; {_REMEDY}")
     text = config.get("text_config")
     inner = text if isinstance(text, dict) else config

@@ -8,9 +8,10 @@ all offers of the bucket share it, spot or not.
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Iterable, Mapping
-from decimal import ROUND_UP, Decimal, InvalidOperation
+from decimal import ROUND_UP, Decimal
 from pathlib import Path
 
 from attrs import frozen
@@ -26,11 +27,12 @@ FILE_BYTES_MAX = 4 << 20
 ERRORS_SHOWN = 10
 PRICE_STEP = Decimal("0.0001")
 """Prices are rounded up to it, so that sums are exact and never too low."""
-PRICE_MAX = Decimal(100_000)
+PRICE_MAX = 100_000
 SCORE_STEP = Decimal("0.01")
-SCORE_MAX = 10
+SCORE_MIN, SCORE_MAX = 1, 10
 QUOTA_MAX = 1_000_000
 HOST_MEMORY_MAX = 100_000
+_NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20}")
 _REGION = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
@@ -78,10 +80,12 @@ def read_offers(path: Path) -> tuple[Offer, ...]:
     """
     where = f"--offers {path}"
     try:
-        if path.stat().st_size > FILE_BYTES_MAX:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+        if len(data) > FILE_BYTES_MAX:
             raise ConfigError(f"{where}: has more than {FILE_BYTES_MAX} bytes; leave out what is not for you")
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = [(reader.line_num, row) for reader in [csv.reader(file, strict=True)] for row in reader]
+        reader = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
+        rows = [(reader.line_num, row) for row in reader]
     except OSError as error:
         raise ConfigError(f"{where}: {error.strerror}") from error
     except (UnicodeDecodeError, csv.Error) as error:
@@ -112,6 +116,11 @@ def read_offers(path: Path) -> tuple[Offer, ...]:
     return in_order(offer for _, offer in offers)
 
 
+def is_region(text: str) -> bool:
+    """Return whether a region can be named in ``--gpu``."""
+    return _REGION.fullmatch(text) is not None
+
+
 def in_order(offers: Iterable[Offer]) -> tuple[Offer, ...]:
     """Return offers in their fixed order, whatever order they came in."""
     return tuple(sorted(offers, key=lambda offer: offer.order))
@@ -139,7 +148,7 @@ def _read(row: Mapping[str, str]) -> Offer:
     cloud = row["cloud"].lower()
     if cloud not in CLOUDS:
         raise ConfigError(f"cloud {row['cloud']!r}: no known cloud; known are {', '.join(CLOUDS)}")
-    if row["region"] and not _REGION.fullmatch(row["region"]):
+    if row["region"] and not is_region(row["region"]):
         raise ConfigError(
             f"region {row['region']!r}: letters, digits, dots, dashes; or nothing for any region"
         )
@@ -152,7 +161,7 @@ def _read(row: Mapping[str, str]) -> Offer:
     spot = row["spot"].lower()
     if spot not in (*_TRUE, *_FALSE):
         raise ConfigError(f"spot {row['spot']!r}: say true or false")
-    price = _number(row["price"], "price", PRICE_MAX)
+    price = _number(row["price"], "price", 0, PRICE_MAX)
     if price <= 0:
         raise ConfigError(f"price {row['price']!r}: must be above 0")
     host = row.get("host_memory", "")
@@ -164,21 +173,18 @@ def _read(row: Mapping[str, str]) -> Offer:
         price=price.quantize(PRICE_STEP, ROUND_UP),
         is_spot=spot in _TRUE,
         quota=_whole(row["quota"], "quota", 0, QUOTA_MAX) if row["quota"] else None,
-        score=_number(row["score"], "score", Decimal(SCORE_MAX)).quantize(SCORE_STEP)
+        score=_number(row["score"], "score", SCORE_MIN, SCORE_MAX).quantize(SCORE_STEP)
         if row["score"]
         else None,
-        host_memory_gb=float(_number(host, "host_memory", Decimal(HOST_MEMORY_MAX))) if host else None,
+        host_memory_gb=float(_number(host, "host_memory", 0, HOST_MEMORY_MAX)) if host else None,
     )
 
 
-def _number(text: str, column: str, most: Decimal) -> Decimal:
-    try:
-        value = Decimal(text)
-    except InvalidOperation:
-        value = Decimal("NaN")
-    if not value.is_finite() or not 0 <= value <= most:
-        raise ConfigError(f"{column} {text!r}: must be a number from 0 to {most}")
-    return value
+def _number(text: str, column: str, least: int, most: int) -> Decimal:
+    # Decimal reads more: 1_0, other scripts' digits, exponents of any size.
+    if not _NUMBER.fullmatch(text) or not least <= Decimal(text) <= most:
+        raise ConfigError(f"{column} {text!r}: must be a number from {least} to {most}")
+    return Decimal(text)
 
 
 def _whole(text: str, column: str, least: int, most: int) -> int:

@@ -183,7 +183,7 @@ class Run:
 
 def runs_folder(environ: Mapping[str, str]) -> Path:
     """Return the folder of all runs; it need not be there."""
-    return Path(environ.get(RUNS_VARIABLE) or "~/.yeto/runs").expanduser().absolute()
+    return Path(os.path.expanduser(environ.get(RUNS_VARIABLE) or "~/.yeto/runs")).absolute()
 
 
 def create_run(folder: Path, launch: Launch, key: str) -> Run:

@@ -1,6 +1,7 @@
 """``yeto run --role supervisor``: what ends a run without its marker, and how the same command goes on."""
 
 import contextlib
+import re
 import signal
 from functools import partial
 
@@ -65,9 +66,12 @@ async def test_what_ends_a_run_leaves_no_marker_and_the_same_command_goes_on(tmp
         [frugal(n, BUDGET, before_push=until_told) for n in range(LEARNERS)], kill_a_worker
     )
     assert code == 1
-    assert run.complaint() == (
-        "yeto: phase 1: the SVD pool failed for good (SVD worker 0 on cpu: was killed by SIGKILL); the "
-        "checkpoint of step 0 is the last valid one; repair the worker and start with --resume"
+    # On a busy machine its death is noticed by the first that asks it for something.
+    assert re.fullmatch(
+        r"yeto: phase 1: the SVD pool failed for good "
+        r"\(SVD worker 0 on cpu(, request \d \(10 x 4\))?: was killed by SIGKILL\); "
+        r"the checkpoint of step 0 is the last valid one; repair the worker and start with --resume",
+        run.complaint(),
     )
 
     # The first phase goes on, and in the second a learner is lost for good.

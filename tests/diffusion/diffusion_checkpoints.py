@@ -12,27 +12,27 @@ R, ALPHA = 4, 8
 
 
 def make_diffusion_checkpoint(
-    folder, model, components, *, noise=0.05, targets=TARGETS, scale=(R, ALPHA), binding=None, **made
+    folder, model, parts, *, noise=0.05, targets=TARGETS, scale=(R, ALPHA), binding=None, **made
 ):
     """Write a checkpoint of adapters whose values are fresh ones plus noise; return the tensors by name."""
     r, alpha = scale
     generator = torch.Generator().manual_seed(7)
     tensors = {}
-    for component in components:
-        module = getattr(loaded(model), component)
+    for part in parts:
+        module = getattr(loaded(model), part)
         torch.manual_seed(3)
         settings = LoraConfig(r=r, lora_alpha=alpha, target_modules=list(targets))
         inject_adapter_in_model(settings, module)
         for name, tensor in get_peft_model_state_dict(module).items():
             change = noise * torch.randn(tensor.shape, generator=generator)
-            tensors[f"{component}.{name}"] = tensor.detach() + change
+            tensors[f"{part}.{name}"] = tensor.detach() + change
     stated = {
         "task": "diffusion",
         "model": find_pipeline(str(model)).identity.binding(),
         "tuning": "lora",
         "seed": 0,
         "num_learners": 2,
-        "lora": {"r": r, "alpha": alpha, "targets": {part: list(targets) for part in components}},
+        "lora": {"r": r, "alpha": alpha, "targets": {part: list(targets) for part in parts}},
     }
     write_made(folder, tensors, stated | (binding or {}), generator=generator, **made)
     return tensors

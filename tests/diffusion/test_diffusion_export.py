@@ -29,7 +29,7 @@ from yeto.state import read_checkpoint
 from yeto.wire import TrainingManifest
 
 MAKERS = {"sd": tiny_sd, "sdxl": tiny_sdxl, "sd3": tiny_sd3, "flux": tiny_flux}
-COMPONENT = {"sd": "unet", "sdxl": "unet", "sd3": "transformer", "flux": "transformer"}
+PART = {"sd": "unet", "sdxl": "unet", "sd3": "transformer", "flux": "transformer"}
 LORA = {"lora_r": R, "lora_alpha": ALPHA, "lora_targets": ",".join(TARGETS)}
 
 
@@ -61,8 +61,8 @@ def out(tmp_path):
     return tmp_path / "out"
 
 
-def written(out, component):
-    return load_file(out / component / "pytorch_lora_weights.safetensors")
+def written(out, part):
+    return load_file(out / part / "pytorch_lora_weights.safetensors")
 
 
 def said_by(app, words):
@@ -75,26 +75,26 @@ def said_by(app, words):
 @pytest.mark.parametrize("kind", sorted(MAKERS))
 def test_load_lora_weights_gives_the_model_that_was_trained(pipelines, checkpoint, out, kind):
     """As against a model that was given the checkpoint's tensors by PEFT alone: the same image."""
-    model, component = pipelines(kind), COMPONENT[kind]
-    tensors = make_diffusion_checkpoint(checkpoint, model, [component])
+    model, part = pipelines(kind), PART[kind]
+    tensors = make_diffusion_checkpoint(checkpoint, model, [part])
     lines = []
     report = export(checkpoint, model, out, say=lines.append)
-    assert (report.step, report.folders, report.warnings) == (4, (component,), ())
+    assert (report.step, report.folders, report.warnings) == (4, (part,), ())
     assert report.verified.tensors == len(tensors)
-    assert report.verified.moved[component] > 0
+    assert report.verified.moved[part] > 0
     assert not report.verified.empty
 
     base = loaded(model)
     before = sampled(base)
-    base.load_lora_weights(str(out / component))
+    base.load_lora_weights(str(out / part))
     after = sampled(base)
     assert float((after - before).abs().max()) > 1e-4, "the image has changed"
 
     reference = loaded(model)
-    module = getattr(reference, component)
+    module = getattr(reference, part)
     module.add_adapter(LoraConfig(r=R, lora_alpha=ALPHA, target_modules=list(TARGETS)))
     set_peft_model_state_dict(
-        module, {name.removeprefix(f"{component}."): tensor for name, tensor in tensors.items()}
+        module, {name.removeprefix(f"{part}."): tensor for name, tensor in tensors.items()}
     )
     assert torch.equal(sampled(reference), after)
     assert [line.split()[0] for line in lines] == [
@@ -105,7 +105,7 @@ def test_load_lora_weights_gives_the_model_that_was_trained(pipelines, checkpoin
         "verifying:",
         "verified:",
         "done:",
-        f'pipeline.load_lora_weights("{out / component}")',
+        f'pipeline.load_lora_weights("{out / part}")',
     ]
 
 
@@ -117,14 +117,12 @@ def test_a_second_transformer_has_a_folder_of_its_own(tmp_path, checkpoint, out)
     pipeline = loaded(model)
     pipeline.load_lora_weights(str(out / "transformer"))
     pipeline.load_lora_weights(str(out / "transformer_2"), load_into_transformer_2=True)
-    for component in report.folders:
-        module = getattr(pipeline, component)
+    for part in report.folders:
+        module = getattr(pipeline, part)
         (name,) = module.peft_config
         found = get_peft_model_state_dict(module, adapter_name=name)
-        assert {f"{component}.{key}" for key in found} == {
-            key for key in tensors if key.startswith(f"{component}.")
-        }
-        assert all(torch.equal(tensor, tensors[f"{component}.{key}"]) for key, tensor in found.items())
+        assert {f"{part}.{key}" for key in found} == {key for key in tensors if key.startswith(f"{part}.")}
+        assert all(torch.equal(tensor, tensors[f"{part}.{key}"]) for key, tensor in found.items())
 
 
 def test_a_pipeline_without_load_lora_weights_gets_a_folder_of_peft(tmp_path, checkpoint, out):
@@ -265,22 +263,22 @@ def test_adapters_of_zeros_and_of_the_beginning_are_warned_of(sd, checkpoint, ou
 
 @pytest.mark.parametrize("kind", ["sd", "flux"])
 def test_merging_gives_the_pipeline_with_its_adapters(pipelines, checkpoint, out, tmp_path, kind):
-    model, component = pipelines(kind), COMPONENT[kind]
-    make_diffusion_checkpoint(checkpoint, model, [component])
+    model, part = pipelines(kind), PART[kind]
+    make_diffusion_checkpoint(checkpoint, model, [part])
     lines = []
     report = export(checkpoint, model, out, merged=True, say=lines.append)
-    assert (report.kind, report.folders) == ("diffusion-pipeline", (component,))
-    assert report.verified.moved[component] > 0
+    assert (report.kind, report.folders) == ("diffusion-pipeline", (part,))
+    assert report.verified.moved[part] > 0
     assert lines[-1] == f'  pipeline = DiffusionPipeline.from_pretrained("{out}")'
     export(checkpoint, model, tmp_path / "adapters", verify=False)
     base = loaded(model)
     before = sampled(base)
-    base.load_lora_weights(str(tmp_path / "adapters" / component))
+    base.load_lora_weights(str(tmp_path / "adapters" / part))
     adapted, merged = sampled(base), sampled(loaded(out))
     assert torch.allclose(merged, adapted, atol=1e-4)
     assert float((merged - before).abs().max()) > 1e-3
     for path in Path(model).rglob("*"):
-        if path.is_file() and path.parent.name != component:
+        if path.is_file() and path.parent.name != part:
             assert (out / path.relative_to(model)).read_bytes() == path.read_bytes()
     facts = json.loads((out / "yeto-export.json").read_text())
     assert facts["kind"] == "diffusion-pipeline"
@@ -291,8 +289,8 @@ def test_both_transformers_are_merged_in_the_dtype_that_is_asked_for(tmp_path, c
     make_diffusion_checkpoint(checkpoint, model, ["transformer", "transformer_2"], noise=0.3)
     report = export(checkpoint, model, out, merged=True, dtype="bf16")
     assert sorted(report.verified.moved) == ["transformer", "transformer_2"]
-    for component in report.folders:
-        (path,) = (out / component).glob("*.safetensors")
+    for part in report.folders:
+        (path,) = (out / part).glob("*.safetensors")
         assert torch.bfloat16 in {tensor.dtype for tensor in load_file(path).values()}
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
-import attrs
 from cyclopts import App, Parameter
 
 from yeto import __version__
-from yeto.cli.common import run_app, sigterm_unwinds
+from yeto.cli.common import run_app
 from yeto.cli.export_flags import (
     CheckpointFlag,
     JsonFlag,
@@ -25,6 +23,8 @@ from yeto.cli.export_flags import (
     OverwriteFlag,
     TrustRemoteCodeFlag,
     VerifyFlag,
+    look_first,
+    run_export,
 )
 from yeto.cli.quiet import silence_libraries
 
@@ -61,41 +61,27 @@ def export_command(
 ) -> int:
     """Write the model that a checkpoint holds."""
     silence_libraries()
-    from yeto.tuning.export_lookahead import require_choice
-    from yeto.tuning.export_place import free_place, require_checkpoint
-
-    # Before the libraries are loaded, which takes many seconds on a slow disk.
-    require_choice(lookahead)
-    free_place(output_dir, checkpoint, model, overwrite=overwrite)
-    require_checkpoint(checkpoint)
+    look_first(checkpoint, output_dir, model, lookahead, overwrite=overwrite)
     from yeto.text.export import export
 
-    with sigterm_unwinds():
-        report = export(
-            checkpoint,
-            model,
-            output_dir,
-            model_revision=model_revision,
-            trust_remote_code=trust_remote_code,
-            tuning=tuning,
-            lora_r=lora_r,
-            lora_alpha=lora_alpha,
-            lora_targets=lora_targets,
-            merged=merged,
-            verify=verify,
-            overwrite=overwrite,
-            dtype=dtype,
-            lookahead=lookahead,
-            say=_say,
-        )
-    if json_:
-        print(json.dumps(attrs.asdict(report), default=str))
-    return 0
-
-
-def _say(line: str) -> None:
-    # Progress is for people; stdout is kept for --json.
-    print(line, file=sys.stderr, flush=True)
+    return run_export(
+        export,
+        as_json=json_,
+        checkpoint=checkpoint,
+        model=model,
+        output_dir=output_dir,
+        model_revision=model_revision,
+        trust_remote_code=trust_remote_code,
+        tuning=tuning,
+        lora_r=lora_r,
+        lora_alpha=lora_alpha,
+        lora_targets=lora_targets,
+        merged=merged,
+        verify=verify,
+        overwrite=overwrite,
+        dtype=dtype,
+        lookahead=lookahead,
+    )
 
 
 def build() -> App:

@@ -1,12 +1,18 @@
-"""The flags that every export has, whatever the task.
+"""The flags that every export has, whatever the task, and what it does before and with them.
 
 Annotations are values here, not text: the commands that take them are in other modules.
 """
 
+import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import attrs
 from cyclopts import Parameter
+
+from yeto.cli.common import sigterm_unwinds
 
 CheckpointFlag = Annotated[
     Path, Parameter(help="Checkpoint folder, one of its manifests, or an older single file.")
@@ -30,3 +36,36 @@ LookaheadFlag = Annotated[
     ),
 ]
 JsonFlag = Annotated[bool, Parameter(name="--json", negative="", help="Print the outcome as JSON on stdout.")]
+
+
+def look_first(
+    checkpoint: Path, output_dir: Path, model: str | None, lookahead: str, *, overwrite: bool
+) -> None:
+    """Refuse what can be refused before the libraries are loaded, which takes many seconds on a slow disk.
+
+    Raises:
+        ConfigError: a flag is wrong.
+        CheckpointError: there is no checkpoint.
+    """
+    from yeto.tuning.export_lookahead import CHOICES
+    from yeto.tuning.export_place import free_place, require_checkpoint
+    from yeto.tuning.settings import require_choice
+
+    require_choice("--lookahead", lookahead, CHOICES)
+    free_place(output_dir, checkpoint, model, overwrite=overwrite)
+    require_checkpoint(checkpoint)
+
+
+def run_export(export: Callable[..., Any], *, as_json: bool, **settings: Any) -> int:
+    """Call a task's export, with progress for people on stderr; return the exit code.
+
+    Args:
+        export: returns an attrs object.
+        as_json: print that on stdout.
+        settings: of the export.
+    """
+    with sigterm_unwinds():
+        report = export(**settings, say=lambda line: print(line, file=sys.stderr, flush=True))
+    if as_json:
+        print(json.dumps(attrs.asdict(report), default=str))
+    return 0

@@ -28,11 +28,11 @@ from yeto.errors import CheckpointError, ConfigError
 from yeto.state import StoredCheckpoint, open_checkpoint
 from yeto.tuning.export_facts import write_facts
 from yeto.tuning.export_fill import fill, warnings_of
-from yeto.tuning.export_lookahead import fate_of, require_choice
+from yeto.tuning.export_lookahead import CHOICES, fate_of
 from yeto.tuning.export_manifest import named_layout, require_sizes, shapes_of
 from yeto.tuning.export_place import free_place
 from yeto.tuning.placing import made_aside, put_in_place
-from yeto.tuning.settings import require_choice as require_word
+from yeto.tuning.settings import require_choice
 from yeto.wire import Layout
 
 ADAPTERS: Final = "diffusion-adapters"
@@ -102,9 +102,9 @@ def export(
             should be. Nothing is left behind then.
     """
     output_dir = free_place(output_dir, checkpoint, model, overwrite=overwrite)
-    require_choice(lookahead)
-    require_word("--dtype", dtype, tuple(DTYPES))
-    require_word("--tuning", tuning or "lora", ("lora",))
+    require_choice("--lookahead", lookahead, CHOICES)
+    require_choice("--dtype", dtype, tuple(DTYPES))
+    require_choice("--tuning", tuning or "lora", ("lora",))
     say(f"reading {checkpoint}")
     stored = open_checkpoint(checkpoint)
     for notice in stored.notices:
@@ -162,8 +162,8 @@ def export(
     if merged:
         say(f'  pipeline = DiffusionPipeline.from_pretrained("{output_dir}")')
     else:
-        for component in targets:
-            say(f"  {how_to_load(plan.found.kind, output_dir / component, component)}")
+        for part in targets:
+            say(f"  {how_to_load(plan.found.kind, output_dir / part, part)}")
     return DiffusionExportReport(
         output_dir=output_dir,
         kind=kind,
@@ -179,10 +179,10 @@ def export(
 def _write_adapters(
     folder: Path, plan: DiffusionPlan, targets: Mapping[str, Sequence[str]], tensors: Mapping[str, Tensor]
 ) -> None:
-    for component, names in targets.items():
+    for part, names in targets.items():
         write_adapter(
-            folder / component,
-            component,
+            folder / part,
+            part,
             tensors,
             kind=plan.found.kind,
             r=plan.config.lora_r,

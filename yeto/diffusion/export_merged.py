@@ -58,10 +58,10 @@ def write_merged(
     for pattern in _BESIDE_PARTS:
         for path in base.glob(pattern):
             shutil.copyfile(path, folder / path.name)
-    for component, names in targets.items():
-        kept = DTYPES[dtype] or _stored_dtype(plan.found, component)
-        module = getattr(load_parts(plan.found, (component, SCHEDULER), kept), component)
-        _merged(module, plan, names, tensors[component], component).save_pretrained(folder / component)
+    for part, names in targets.items():
+        kept = DTYPES[dtype] or _stored_dtype(plan.found, part)
+        module = getattr(load_parts(plan.found, (part, SCHEDULER), kept), part)
+        _merged(module, plan, names, tensors[part], part).save_pretrained(folder / part)
 
 
 def verify_merged(
@@ -80,32 +80,32 @@ def verify_merged(
     """
     written = evolve(plan.found, folder=folder, name=str(folder))
     moved, empty, count = {}, True, 0
-    for component, own in tensors.items():
-        kept = DTYPES[dtype] or _stored_dtype(plan.found, component)
+    for part, own in tensors.items():
+        kept = DTYPES[dtype] or _stored_dtype(plan.found, part)
         try:
-            after, shapes = _said(written, plan, component, kept)
+            after, shapes = _said(written, plan, part, kept)
         except ConfigError as error:
             raise CheckpointError(f"{folder}: does not load: {error}") from error
-        before, expected = _said(plan.found, plan, component, kept)
+        before, expected = _said(plan.found, plan, part, kept)
         if shapes != expected:
-            raise CheckpointError(f"{folder / component}: has other tensors than its base")
-        zero, change = nothing_learned(own), largest_change(before, after, folder / component)
+            raise CheckpointError(f"{folder / part}: has other tensors than its base")
+        zero, change = nothing_learned(own), largest_change(before, after, folder / part)
         if change == 0.0 and not zero:
             raise CheckpointError(
-                f"{folder / component}: the merged denoiser predicts what its base does; if the change is "
+                f"{folder / part}: the merged denoiser predicts what its base does; if the change is "
                 f"too small for {str(kept).removeprefix('torch.')}, --dtype f32 keeps it"
             )
-        moved[component], empty, count = change, empty and zero, count + len(shapes)
+        moved[part], empty, count = change, empty and zero, count + len(shapes)
     return Verified(tensors=count, moved=moved, empty=empty)
 
 
 def _said(
-    found: Found, plan: DiffusionPlan, component: str, dtype: torch.dtype
+    found: Found, plan: DiffusionPlan, part: str, dtype: torch.dtype
 ) -> tuple[Tensor, dict[str, tuple[int, ...]]]:
     """Return a denoiser's prediction and the shapes of its tensors; it is out of memory afterwards."""
-    pipeline = load_parts(found, (component, SCHEDULER), dtype)
-    shapes = {name: tuple(one.shape) for name, one in getattr(pipeline, component).state_dict().items()}
-    return probe(plan, Denoisers(found, pipeline), component, dtype), shapes
+    pipeline = load_parts(found, (part, SCHEDULER), dtype)
+    shapes = {name: tuple(one.shape) for name, one in getattr(pipeline, part).state_dict().items()}
+    return probe(plan, Denoisers(found, pipeline), part, dtype), shapes
 
 
 def _merged(
@@ -113,7 +113,7 @@ def _merged(
     plan: DiffusionPlan,
     targets: Sequence[str],
     tensors: Mapping[str, Tensor],
-    component: str,
+    part: str,
 ) -> Any:
     """Fold an adapter into a denoiser, in place."""
     settings = LoraConfig(
@@ -125,19 +125,19 @@ def _merged(
     )
     if found.unexpected_keys:
         raise CheckpointError(
-            f"the checkpoint's tensors are not those of --model {plan.config.model}: {component} has no "
+            f"the checkpoint's tensors are not those of --model {plan.config.model}: {part} has no "
             f"{found.unexpected_keys[0]}"
         )
     whole: Any = adapted.merge_and_unload()
     for name, parameter in whole.named_parameters():
         if not bool(parameter.isfinite().all()):
-            raise CheckpointError(f"--merged: {component}.{name} is not finite with the adapter folded in")
+            raise CheckpointError(f"--merged: {part}.{name} is not finite with the adapter folded in")
     return whole
 
 
-def _stored_dtype(found: Found, component: str) -> torch.dtype:
+def _stored_dtype(found: Found, part: str) -> torch.dtype:
     """Return the dtype that a part's weights are kept in; float32 where that cannot be told."""
-    for path in sorted((found.folder / component).glob("*.safetensors")):
+    for path in sorted((found.folder / part).glob("*.safetensors")):
         if path.name.count(".") > 1:
             # A variant, which nobody asked for.
             continue

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
-from yeto.diffusion.adapter_files import component_of
+from yeto.diffusion.adapter_files import part_of
 from yeto.diffusion.config import DiffusionConfig
 from yeto.diffusion.pipeline import DENOISERS, Found, find_pipeline
 from yeto.errors import CheckpointError
@@ -130,7 +130,7 @@ def _stated(binding: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple
 
 def _require_prefixes(stated: Stated) -> None:
     for name in shapes_of(stated.layout):
-        if component_of(name) not in stated.targets:
+        if part_of(name) not in stated.targets:
             raise CheckpointError(
                 f"the checkpoint's training manifest has a tensor {name}, but adapters of "
                 f"{', '.join(stated.targets)} only"

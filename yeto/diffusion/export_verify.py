@@ -64,34 +64,34 @@ def verify_adapters(
             one, or an adapter that is not zero changes nothing.
     """
     moved, empty = {}, True
-    for component, tensors in expected.items():
+    for part, tensors in expected.items():
         zero = nothing_learned(tensors)
         change = 0.0
         # In a coarse dtype a young adapter can drown in rounding; float32 has the last word.
         for dtype in (torch.bfloat16, torch.float32):
-            change = _change(folder / component, component, plan, tensors, dtype)
+            change = _change(folder / part, part, plan, tensors, dtype)
             if change > 0.0 or zero:
                 break
         if change == 0.0 and not zero:
-            raise CheckpointError(f"{folder / component}: the adapter loads but changes no prediction")
-        moved[component], empty = change, empty and zero
+            raise CheckpointError(f"{folder / part}: the adapter loads but changes no prediction")
+        moved[part], empty = change, empty and zero
     return Verified(tensors=sum(map(len, expected.values())), moved=moved, empty=empty)
 
 
 def _change(
-    folder: Path, component: str, plan: DiffusionPlan, expected: Mapping[str, Tensor], dtype: torch.dtype
+    folder: Path, part: str, plan: DiffusionPlan, expected: Mapping[str, Tensor], dtype: torch.dtype
 ) -> float:
     """Load one folder and check it; return how much it changes a prediction."""
-    pipeline = load_parts(plan.found, (component, SCHEDULER), dtype)
+    pipeline = load_parts(plan.found, (part, SCHEDULER), dtype)
     denoisers = Denoisers(plan.found, pipeline)
-    before = probe(plan, denoisers, component, dtype)
+    before = probe(plan, denoisers, part, dtype)
     try:
-        load_adapter(pipeline, folder, component, PROBED)
+        load_adapter(pipeline, folder, part, PROBED)
     except Exception as error:
         raise CheckpointError(f"{folder}: does not load: {cause_of(error)}") from error
-    module = getattr(pipeline, component)
+    module = getattr(pipeline, part)
     if PROBED not in getattr(module, "peft_config", {}):
-        raise CheckpointError(f"{folder}: {plan.found.kind} does not take it for its {component}")
+        raise CheckpointError(f"{folder}: {plan.found.kind} does not take it for its {part}")
     loaded = {
         name: tensor
         for name, tensor in get_peft_model_state_dict(module, adapter_name=PROBED).items()
@@ -114,7 +114,7 @@ def _change(
             f"{folder}: loaded with r {settings.r} and alpha {settings.lora_alpha} instead of "
             f"{plan.config.lora_r} and {plan.config.lora_alpha}"
         )
-    return largest_change(before, probe(plan, denoisers, component, dtype), folder)
+    return largest_change(before, probe(plan, denoisers, part, dtype), folder)
 
 
 def nothing_learned(tensors: Mapping[str, Tensor]) -> bool:
@@ -134,7 +134,7 @@ def largest_change(before: Tensor, after: Tensor, folder: Path) -> float:
     return change
 
 
-def probe(plan: DiffusionPlan, denoisers: Denoisers, component: str, dtype: torch.dtype) -> Tensor:
+def probe(plan: DiffusionPlan, denoisers: Denoisers, part: str, dtype: torch.dtype) -> Tensor:
     """Return what a denoiser says of fixed noise with a fixed prompt, float32."""
     needs = denoisers.needs
     if needs.latent_channels is None:
@@ -157,4 +157,4 @@ def probe(plan: DiffusionPlan, denoisers: Denoisers, component: str, dtype: torc
         )
     times = denoisers.schedule.timesteps
     with torch.no_grad():
-        return denoisers.predict(component, latents, times[len(times) // 2].reshape(1), [prompt]).float()
+        return denoisers.predict(part, latents, times[len(times) // 2].reshape(1), [prompt]).float()

@@ -26,11 +26,12 @@ from yeto.text.model import load_base
 from yeto.text.tokenizer import load_tokenizer
 from yeto.tuning.export_facts import write_facts
 from yeto.tuning.export_fill import fill, warnings_of
-from yeto.tuning.export_lookahead import Fate, fate_of, require_choice
+from yeto.tuning.export_lookahead import CHOICES, Fate, fate_of
 from yeto.tuning.export_manifest import named_layout
 from yeto.tuning.export_place import free_place
 from yeto.tuning.lora import canonical_name
 from yeto.tuning.placing import made_aside, put_in_place
+from yeto.tuning.settings import require_choice
 
 DTYPES: dict[str, torch.dtype | str] = {"auto": "auto", "f32": torch.float32, "bf16": torch.bfloat16}
 
@@ -96,9 +97,8 @@ def export(
             should be. Nothing is left behind then.
     """
     output_dir = free_place(output_dir, checkpoint, model, overwrite=overwrite)
-    if dtype not in DTYPES:
-        raise ConfigError(f"--dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-    require_choice(lookahead)
+    require_choice("--dtype", dtype, tuple(DTYPES))
+    require_choice("--lookahead", lookahead, CHOICES)
     say(f"reading {checkpoint}")
     stored = open_checkpoint(checkpoint)
     for notice in stored.notices:

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from yeto.errors import ConfigError
-
 CHOICES = ("remove", "keep")
+"""Of ``--lookahead``."""
 
 
 @frozen(kw_only=True)
@@ -23,16 +22,6 @@ class Fate:
     word: str
     """``removed``, ``kept``, ``none`` or ``unknown``."""
     sentence: str
-
-
-def require_choice(choice: str) -> None:
-    """Refuse anything but ``remove`` and ``keep``.
-
-    Raises:
-        ConfigError: naming the flag.
-    """
-    if choice not in CHOICES:
-        raise ConfigError(f"--lookahead {choice!r} is not one of {', '.join(CHOICES)}")
 
 
 def removed(lookahead: float | None, choice: str) -> float:

@@ -26,10 +26,22 @@ from filelock import FileLock, Timeout
 from yeto.errors import YetoError
 from yeto.fleet.children import Child
 from yeto.fleet.commands import ADDRESS, HERE, KEY, READY, head_command, island_command
-from yeto.fleet.head import ENDED, STOPPED
+from yeto.fleet.head import ENDED
+from yeto.fleet.head import STOPPED as STOPPED_CODE
 from yeto.fleet.launch import island_name
 from yeto.fleet.processes import RUN_VARIABLE, Process, written_down
-from yeto.fleet.registry import DONE, FAILED, LAUNCHING, RUNNING, STOPPING, Run, RunState, now, write_secret
+from yeto.fleet.registry import (
+    DONE,
+    FAILED,
+    LAUNCHING,
+    RUNNING,
+    STOPPED,
+    STOPPING,
+    Run,
+    RunState,
+    now,
+    write_secret,
+)
 from yeto.state.strict import NotStrict, parse_json
 
 FAREWELL_SECONDS = 90.0
@@ -128,8 +140,8 @@ class Controller:
         while self._ready_at() in (None, began):
             if not self._head.running:
                 code = await self._head.wait()
-                if self._stopping or code == STOPPED:
-                    return STOPPED
+                if self._stopping or code == STOPPED_CODE:
+                    return STOPPED_CODE
                 if code in ENDED:
                     # Of a run that was over: there was only the result to make anew.
                     return code
@@ -144,10 +156,10 @@ class Controller:
     async def _keep_head(self) -> int:
         while True:
             code = await self._head.wait()
-            if code in (*ENDED, STOPPED):
+            if code in (*ENDED, STOPPED_CODE):
                 return code
             if self._stopping and code < 0:
-                return STOPPED
+                return STOPPED_CODE
             if code > 0:
                 raise self._head.failure(code)
             self._say(f"the head was killed by signal {-code}; starting it again from its files")
@@ -204,9 +216,9 @@ class Controller:
 
     def _verdict(self, code: int) -> dict[str, Any]:
         """Return the last state of a run whose head ended by itself."""
-        if code == STOPPED:
+        if code == STOPPED_CODE:
             why = f"stopped before the final cut; yeto launch --resume {self._run.name} goes on"
-            return {"phase": "stopped", "why": why, "exit_code": code}
+            return {"phase": STOPPED, "why": why, "exit_code": code}
         why = f"the result is in {self._launch.output}"
         if self._failed:
             why += f"; without {', '.join(sorted(self._failed))}"

@@ -20,15 +20,14 @@ from torch import Tensor
 
 from yeto.diffusion.asking import MASK_WORDS, POOLED_WORD
 from yeto.diffusion.pipeline import DENOISERS, SCHEDULER, VAE, Found, load_parts
+from yeto.diffusion.pipeline_files import UNUSED
 from yeto.diffusion.values import Conditioning
 from yeto.errors import ConfigError
 from yeto.tuning.hub import cause_of
 
 logger = logging.getLogger(__name__)
 
-_NOT_FOR_PROMPTS: Final = frozenset(
-    {*DENOISERS, VAE, "safety_checker", "feature_extractor", "image_encoder", "image_processor"}
-)
+_NOT_FOR_PROMPTS: Final = UNUSED | {*DENOISERS, VAE}
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 

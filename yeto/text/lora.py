@@ -23,7 +23,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from yeto.errors import ConfigError
-from yeto.tuning.lora import ADAPTER, matches, shortest_names, suffixes
+from yeto.tuning.lora import ADAPTER, matches
 
 EMBEDDING_TARGETS = ("embed_tokens", "lm_head")
 """Targets for which PEFT also saves the base layer."""
@@ -64,13 +64,13 @@ def find_targets(model: nn.Module, wanted: str) -> LoraTargets:
         if not modules:
             raise ConfigError(
                 "--lora-targets attention: no linear layer of this model has attention in its name; name the "
-                f"layers instead, from: {', '.join(suffixes(linear))}"
+                f"layers instead, from: {', '.join(_suffixes(linear))}"
             )
     else:
         modules = _listed(model, wanted, linear)
     _refuse_tied_head(model, modules)
     return LoraTargets(
-        names=shortest_names(model, modules),
+        names=_shortest_names(model, modules),
         modules=tuple(modules),
         skipped_expert_parameters=_expert_parameters(model, modules),
     )
@@ -152,7 +152,7 @@ def _listed(model: nn.Module, wanted: str, linear: list[str]) -> list[str]:
         if not meant or unfit:
             problem = f"{unfit[0]} is no linear layer" if unfit else "matches no module"
             raise ConfigError(
-                f"--lora-targets {name}: {problem}; linear layers here: {', '.join(suffixes(linear))}"
+                f"--lora-targets {name}: {problem}; linear layers here: {', '.join(_suffixes(linear))}"
             )
         found += meant
     return sorted(set(found), key=list(modules).index)
@@ -185,3 +185,15 @@ def _expert_parameters(model: nn.Module, modules: list[str]) -> int:
         for name, parameter in model.named_parameters()
         if "experts" in name.split(".") and name not in reached and parameter.ndim >= 2
     )
+
+
+def _shortest_names(model: nn.Module, modules: list[str]) -> tuple[str, ...]:
+    """Return sorted suffixes that match exactly these modules, else their full names; PEFT takes either."""
+    short = _suffixes(modules)
+    matched = {name for name, _ in model.named_modules() if any(matches(name, suffix) for suffix in short)}
+    return tuple(sorted(short if matched == set(modules) else modules))
+
+
+def _suffixes(modules: list[str]) -> list[str]:
+    """Return the last pieces of module names, each once, sorted."""
+    return sorted({name.rpartition(".")[2] for name in modules})

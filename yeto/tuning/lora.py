@@ -7,10 +7,6 @@ from it by the pieces wrappers add and by the adapter's own name, ``default``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-from torch import nn
-
 from yeto.layout import strip_wrappers
 
 ADAPTER = "default"
@@ -30,18 +26,6 @@ def canonical_name(name: str) -> str:
     )
 
 
-def shortest_names(model: nn.Module, modules: Sequence[str]) -> tuple[str, ...]:
-    """Return sorted suffixes that match exactly these modules, else their full names; PEFT takes either."""
-    short = suffixes(modules)
-    matched = {name for name, _ in model.named_modules() if any(matches(name, suffix) for suffix in short)}
-    return tuple(sorted(short if matched == set(modules) else modules))
-
-
 def matches(module: str, name: str) -> bool:
     """Tell whether PEFT takes ``name`` to mean a module: by its full name, or by its last pieces."""
     return module == name or module.endswith(f".{name}")
-
-
-def suffixes(modules: Iterable[str]) -> list[str]:
-    """Return the last pieces of module names, each once, sorted."""
-    return sorted({name.rpartition(".")[2] for name in modules})

@@ -10,7 +10,6 @@ from cyclopts import Parameter
 from yeto.core import CoreConfig
 from yeto.errors import ConfigError
 
-
 BEST_OUTER = "direct"
 """What ``--outer auto`` stands for: what did best at every pace and size (docs/LM_BENCHMARK.md). The
 coordinator's own ``auto`` is the choice of an earlier day, for the tapes that have it."""

@@ -379,5 +379,5 @@ def test_the_command_is_killed_and_goes_on(config, tmp_path, monkeypatch, capsys
     said = capsys.readouterr()
     assert "90 rows in 2 shards, 1 " in said.out
     assert "of them were there already" in said.out
-    assert "caching rows" in said.err
+    assert "caching rows 90 " in said.err
     assert not list(output.glob(".*partial"))

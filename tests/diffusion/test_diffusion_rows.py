@@ -273,7 +273,7 @@ def png(width, height, depth=8, kind=2):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"image": None}, "neither image nor latents, only prompt"),
+        ({"image": None}, "neither image nor latents, only prompt; add one, or remove the row"),
         ({"image": None, "prompt": None}, "neither image nor latents, only nothing"),
         ({"image": 7}, "image is no path of a file"),
         ({"image": ""}, "image is no path of a file"),
@@ -293,7 +293,7 @@ def png(width, height, depth=8, kind=2):
         ({"height": 8.0, "width": 8}, "height and width must be whole numbers, both or neither"),
         ({"height": 0, "width": 8}, r"0 x 8 \(height x width\): this model takes multiples of 8"),
         ({"height": 8, "width": 80000}, r"8 x 80000 \(height x width\)"),
-        ({"prompt": None}, "neither prompt nor prompt_embeds, only image"),
+        ({"prompt": None}, "neither prompt nor prompt_embeds, only image; add one, or remove the row"),
         ({"prompt": ["a"]}, "prompt is no text"),
         ({"prompt": "a" * 100_000}, "prompt has 100000 characters, more than 65536"),
     ],

@@ -15,7 +15,7 @@ from yeto.errors import ConfigError
 from yeto.fleet import children, controller, detached
 from yeto.fleet.controller import Controller, prepare
 from yeto.fleet.launch import Launch
-from yeto.fleet.processes import RUN_VARIABLE, processes_of, start_mark
+from yeto.fleet.processes import NAME_CHARS, RUN_VARIABLE, processes_of, start_mark
 from yeto.fleet.registry import DONE, FAILED, RUNNING, STOPPED, create_run
 
 SECONDS_MAX = 200
@@ -194,7 +194,9 @@ def test_down_ends_a_live_controller_and_whatever_else_belongs_to_the_run(make_r
     run = make_run()
     environ = {**os.environ, RUN_VARIABLE: str(run.folder)}
     # As if a controller before this one had left it over; it does not listen to SIGTERM.
-    stray = subprocess.Popen([sys.executable, "-m", "fleet_stand_in", "island", "deaf"], env=environ)
+    long_word = "word" * NAME_CHARS
+    words = [sys.executable, "-m", "fleet_stand_in", "island", "deaf", long_word]
+    stray = subprocess.Popen(words, env=environ)
     with start_controller(run) as process:
         trio.run(until, run, everybody_up)
         pids = [child.pid for child in run.state().children]
@@ -204,6 +206,8 @@ def test_down_ends_a_live_controller_and_whatever_else_belongs_to_the_run(make_r
     said = capsys.readouterr().out
     assert said.startswith("stopping: the head writes a checkpoint")
     assert f"(process {stray.pid}), which was left over" in said
+    assert long_word not in said
+    assert all(len(line) < NAME_CHARS + 60 for line in said.splitlines())
     assert [pid for pid in pids if psutil.pid_exists(pid)] == []
     state = run.state()
     assert (state.phase, state.controller, state.children) == (STOPPED, None, ())

@@ -20,7 +20,7 @@ from yeto.text.lora import add_adapter, find_targets
 from yeto.text.model import documents_leak, load_model, probe_micro_batch
 from yeto.text.tokenizer import load_tokenizer
 from yeto.tuning import hub
-from yeto.tuning.identity import check_model, identify
+from yeto.tuning.identity import check_model, identify, require_model
 from yeto.tuning.lora import canonical_name
 from yeto.tuning.rows import open_source
 
@@ -326,8 +326,15 @@ def test_a_hub_model_is_its_id_and_commit(tmp_path, monkeypatch):
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"not a model folder"):
+    with pytest.raises(ConfigError, match=r"not a model folder; it needs config.json and weight files"):
         identify(str(tmp_path))
+
+
+@pytest.mark.parametrize("refuse", [identify, require_model, check_model])
+def test_a_pipeline_s_folder_is_refused_with_the_task_that_takes_it(tmp_path, refuse):
+    (tmp_path / "model_index.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"not a model folder; a pipeline of diffusers is for --task diff"):
+        refuse(str(tmp_path))
 
 
 def test_settings_do_not_load_torch():

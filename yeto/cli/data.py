@@ -90,8 +90,9 @@ def cache_latents(
 
     with sigterm_unwinds():
         report = cache_rows(config, output, load_encoders, say=_say)
+    shards = "1 shard" if report.shards == 1 else f"{report.shards} shards"
     kept = f", {report.kept} of them were there already" if report.kept else ""
-    print(f"{report.rows_file}: {report.rows} rows in {report.shards} shards{kept}")
+    print(f"{report.rows_file}: {report.rows} rows in {shards}{kept}")
     return 0
 
 

@@ -231,6 +231,7 @@ class RowReader:
         if image is None:
             raise DataError(
                 f"{origin}: neither image nor latents, only {', '.join(sorted(map(str, value))) or 'nothing'}"
+                "; add one, or remove the row"
             )
         if isinstance(image, Mapping):
             # What data sets of the hub keep in a table: the file itself, or its path.
@@ -272,7 +273,8 @@ def _prompt(value: Mapping[str, Any], origin: str) -> str:
     prompt = value.get("prompt")
     if prompt is None:
         raise DataError(
-            f"{origin}: neither prompt nor prompt_embeds, only {', '.join(sorted(map(str, value)))}"
+            f"{origin}: neither prompt nor prompt_embeds, only {', '.join(sorted(map(str, value)))}; "
+            "add one, or remove the row"
         )
     if not isinstance(prompt, str):
         raise DataError(f"{origin}: prompt is no text")

@@ -24,6 +24,9 @@ flags in the environment do: it is none."""
 ENVIRON_BYTES_MAX = 8 << 20
 """Larger environments are not ours."""
 
+NAME_CHARS = 80
+"""Of a command line that stands for a name, as much as a line of a message has room for."""
+
 
 @frozen(kw_only=True)
 class Process:
@@ -61,6 +64,12 @@ def start_mark(pid: int) -> str | None:
     return None if asked.returncode or state.startswith("Z") else began.strip() or None
 
 
+def _short(command: str) -> str:
+    """A command line as one line of a message holds it."""
+    line = " ".join(command.split())
+    return line if len(line) <= NAME_CHARS else f"{line[:NAME_CHARS]}…"
+
+
 def written_down(name: str, pid: int) -> Process | None:
     """Return a running process to be written down; None when it is gone already."""
     mark = start_mark(pid)
@@ -82,7 +91,7 @@ def processes_of(folder: Path) -> list[Process]:
             # Another user's, or gone.
             continue
         if wanted in variables:
-            process = written_down(command.decode("utf-8", "replace"), int(entry.name))
+            process = written_down(_short(command.decode("utf-8", "replace")), int(entry.name))
             found += [] if process is None else [process]
     return found
 

@@ -103,7 +103,7 @@ def require_model(model: str, revision: str | None = None) -> None:
     """
     if os.path.isdir(model):
         if not os.path.isfile(os.path.join(model, "config.json")):
-            raise ConfigError(f"--model {model}: not a model folder (needs config.json and weight files)")
+            raise _no_model_folder(Path(model))
         return
     require_hub_id(model)
     cause = unreachable_hub(model, revision=revision)
@@ -145,7 +145,7 @@ def check_model(model: str, revision: str | None = None) -> Path:
     if not folder.is_dir():
         folder = _settings_of_hub(model, commit or revision).parent
     elif not any(path for pattern in ("*.safetensors", "*.bin") for path in folder.glob(pattern)):
-        raise ConfigError(f"--model {model}: not a model folder (needs config.json and weight files)")
+        raise _no_model_folder(Path(model))
     try:
         settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -210,6 +210,15 @@ def files_digest(folder: Path, files: Sequence[Path], cache_folder: Path | None 
     return result
 
 
+def _no_model_folder(folder: Path) -> ConfigError:
+    remedy = (
+        "a pipeline of diffusers is for --task diffusion"
+        if (folder / "model_index.json").is_file()
+        else "it needs config.json and weight files"
+    )
+    return ConfigError(f"--model {folder}: not a model folder; {remedy}")
+
+
 def _user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "yeto" / "models"
 
@@ -217,5 +226,5 @@ def _user_cache() -> Path:
 def _folder_digest(folder: Path, cache_folder: Path | None) -> str:
     files = sorted({path for pattern in _HASHED for path in folder.glob(pattern)})
     if folder / "config.json" not in files or len(files) < 2:
-        raise ConfigError(f"--model {folder}: not a model folder (needs config.json and weight files)")
+        raise _no_model_folder(folder)
     return files_digest(folder, files, cache_folder)

@@ -15,9 +15,10 @@ def with_progress(items: Iterator[T], words: str) -> Iterator[T]:
         items: of any number.
         words: what is being done.
     """
+    # How many there will be is not known, so that only what is done is shown.
     from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn(words), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn(words), TextColumn("{task.completed:,.0f}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         yield from progress.track(items)

@@ -19,6 +19,11 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def rate_text(rate: float) -> str:
+    """Return how many come a second as people read it: ``2,916``, ``12``, ``0.35``: slow is not none."""
+    return f"{rate:,.0f}" if rate >= 10.0 else f"{rate:.2g}"
+
+
 def size_text(count: int) -> str:
     """Return a number of bytes as people read it: ``12 B``, ``2.0 KiB``, ``3.0 GiB``."""
     value = float(count)

@@ -195,3 +195,14 @@ def test_a_log_on_a_full_disk_ends_and_training_goes_on():
         progress.stepped(step(), local_step=1, tokens=10)
         progress.stepped(step(), local_step=2, tokens=20)
     assert shown.getvalue().count("--log-jsonl ends here: No space left on device") == 1
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(0.001, "10,000"), (1.0, "10"), (8.0, "1.2"), (40.0, "0.25")])
+def test_a_slow_learner_has_a_rate_above_zero(monkeypatch, seconds, words):
+    now = [0.0]
+    monkeypatch.setattr("yeto.learner.progress.time.monotonic", lambda: now[0])
+    progress = Progress(learner_id=0, stream=io.StringIO())
+    for local_step in range(1, 11):
+        now[0] += seconds
+        progress.stepped(step(), local_step=local_step, tokens=10 * local_step)
+    assert f", {words} tokens/s" in progress.line()

@@ -23,6 +23,7 @@ from yeto.learner.pace import Pace
 from yeto.learner.run_log import RunLog
 from yeto.learner.sinks import Sinks
 from yeto.learner.task import Evaluation
+from yeto.storage import rate_text
 
 PLAIN_LINE_SECONDS = 10.0
 """Time between two printed lines where lines cannot be redrawn."""
@@ -263,7 +264,7 @@ class Progress:
                 parts += [f"local step {self.local_step}", f"loss {self._loss:.4f}"]
                 if rate := self._pace.tokens_per_second():
                     # One step has no pace yet.
-                    parts.append(f"{rate:,.0f} tokens/s")
+                    parts.append(f"{rate_text(rate)} tokens/s")
             if self._link != "none":
                 parts += [f"global step {self.global_step}", f"{self.merges} merges"]
                 parts += [f"staleness {self._staleness}", f"link {self._link}"]

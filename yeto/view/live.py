@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from yeto.storage import rate_text
 from yeto.tape import printable
 from yeto.view.model import FragmentMoment, LearnerMoment, Moment, Wait, known_of_somebody
 from yeto.view.units import ago, duration, fine, number, size
@@ -297,7 +298,7 @@ def _cells(learner: LearnerMoment, now: float) -> dict[str, str]:
         "state": printable(state),
         "step": "-" if learner.local_step is None else str(learner.local_step),
         "steps/s": "-" if learner.steps_per_second is None else f"{learner.steps_per_second:.2f}",
-        "tokens/s": "-" if learner.tokens_per_second is None else f"{learner.tokens_per_second:,.0f}",
+        "tokens/s": "-" if learner.tokens_per_second is None else rate_text(learner.tokens_per_second),
         "loss": "-" if learner.loss is None else f"{learner.loss:.3f}",
         "merges": str(learner.merges),
         "share": "-" if learner.contribution is None else f"{learner.contribution:.1%}",

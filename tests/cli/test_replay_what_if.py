@@ -44,6 +44,7 @@ def test_settings_have_the_names_and_the_fields_of_the_syncers_flags():
         max_norm_ratio=2.5,
         learner_weight="equal",
         closing_sweep="off",
+        outer="stock",
     )
     assert attrs.evolve(CONFIG, **policy) == flags.core_config()
     assert parse_policy("max-base-lag=none,max-norm-ratio=none") == {

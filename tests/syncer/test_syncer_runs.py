@@ -56,6 +56,17 @@ async def test_run_to_the_final_cut(tmp_path, dtype, num_streams, mode):
     assert min(offsets[:3]) > 0.1
 
 
+@pytest.mark.parametrize(
+    ("outer", "mode"), [("direct", MergeMode.ISO), ("direct", MergeMode.RDA), ("stock", MergeMode.ISO)]
+)
+async def test_isotropic_merges_that_nobody_will_make_are_spoken_of(tmp_path, caplog, outer, mode):
+    config = make_config(tmp_path, total_steps=3, outer=outer)
+    async with running(config, *fakes(layout=small_layout(mode=mode))) as run:
+        assert await run.end() == 0
+    said = "learners ask for isotropic merges (--matrix-merge iso)" in caplog.text
+    assert said == ((outer, mode) == ("direct", MergeMode.ISO))
+
+
 async def test_merge_is_what_the_deltas_say(tmp_path):
     """Plain SGD with an average: the result can be computed by hand."""
     layout = small_layout(num_fragments=1)

@@ -99,6 +99,9 @@ def run_local_command(
     )
     settings.learner_config()
     text = settings.text_config()
+    if settings.matrix_merge == "iso" and syncer.outer is None:
+        # The default averages every tensor.
+        syncer = attrs.evolve(syncer, outer="stock")
     # The syncer's own checks; only then is anything written.
     policy = (
         SyncerFlags(

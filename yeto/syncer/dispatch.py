@@ -174,6 +174,11 @@ class Orders:
                 log.log(logging.WARNING if warnings else logging.INFO, "%s", decision.why)
                 for warning in warnings if decision.outer is None else ():
                     log.warning("%s", warning)  # which the sentence does not hold
+                if state.outer.plain and self._session.asks_for_iso:
+                    log.warning(
+                        "learners ask for isotropic merges (--matrix-merge iso), but --outer direct averages "
+                        "every tensor: use --outer stock"
+                    )
                 self._checkpointer.unmark()
             case SessionEnding():
                 log.info("%s", decision.why)

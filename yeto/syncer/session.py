@@ -18,7 +18,7 @@ from yeto.state import FragmentStore, FragmentVersion
 from yeto.syncer.words import VALUE_CHARS_MAX, in_one_line
 from yeto.wire.contract import TrainingManifest
 from yeto.wire.hello import Hello, HelloLayout
-from yeto.wire.layout import FragmentLayout, Layout
+from yeto.wire.layout import FragmentLayout, Layout, MergeMode
 from yeto.wire.legality import TensorSizes
 
 EXPLAINED = ("fingerprint", "contract")
@@ -67,6 +67,13 @@ class Session:
         self.opener = opener
         self._missing = set(range(len(hello_layout.fragments)))
         self.store = FragmentStore(len(hello_layout.fragments))
+
+    @property
+    def asks_for_iso(self) -> bool:
+        """Whether the open session's layout wants matrices of a fragment decomposed."""
+        return self.terms is not None and any(
+            fragment.mode is MergeMode.ISO for fragment in self.terms.layout.fragments
+        )
 
     def restore(self, versions: tuple[FragmentVersion, ...], manifest: TrainingManifest | None) -> None:
         """Take the values of a checkpoint, after ``open``."""

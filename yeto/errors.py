@@ -51,3 +51,10 @@ class SvdPoolError(YetoError):
 
 class DataError(YetoError):
     """A data file, row, template or tokenizer cannot be used; names file, row and remedy."""
+
+
+def first_of(error: BaseException) -> BaseException:
+    """Return the first error of a group of groups; several tasks may fail of one cause, and it says it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -14,7 +14,6 @@ from sky_stand_in import Sky
 
 from yeto.cli import launch_follow
 from yeto.cli.launch_follow import AddedLines, follow
-from yeto.cli.main import main
 from yeto.fleet.controller import prepare
 from yeto.fleet.detached import controller_of, end
 from yeto.fleet.launch import Launch
@@ -34,19 +33,6 @@ def runs(tmp_path, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "runs"
-
-
-@pytest.fixture
-def yeto(capfd):
-    """Run a command; return exit code, stdout and stderr."""
-
-    def run(*words):
-        with pytest.raises(SystemExit) as end:
-            main([*map(str, words)])
-        printed = capfd.readouterr()
-        return end.value.code, printed.out, printed.err
-
-    return run
 
 
 @pytest.fixture

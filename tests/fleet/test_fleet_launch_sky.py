@@ -7,7 +7,6 @@ import sys
 import pytest
 from sky_stand_in import Sky
 
-from yeto.cli.main import main
 from yeto.fleet import skypilot
 from yeto.fleet.registry import FAILED, RUNNING, STOPPED, find_run
 
@@ -22,19 +21,6 @@ def sky(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.chdir(tmp_path)
     return sky
-
-
-@pytest.fixture
-def yeto(capfd):
-    """Run a command; return exit code, stdout and stderr, with those of the programs it runs."""
-
-    def run(*words):
-        with pytest.raises(SystemExit) as end:
-            main([*map(str, words)])
-        printed = capfd.readouterr()
-        return end.value.code, printed.out, printed.err
-
-    return run
 
 
 @pytest.fixture

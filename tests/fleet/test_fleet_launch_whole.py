@@ -10,7 +10,6 @@ import time
 import psutil
 import pytest
 
-from yeto.cli.main import main
 from yeto.core.events import LearnerJoined
 from yeto.fleet.processes import RUN_VARIABLE
 from yeto.fleet.registry import DONE, find_run
@@ -21,19 +20,6 @@ SECONDS_MAX = 240
 """Far more than a run takes; a hang fails here instead of at the end of everybody's patience."""
 
 pytestmark = [pytest.mark.begins_early, pytest.mark.timeout(4 * SECONDS_MAX)]
-
-
-@pytest.fixture
-def yeto(capfd):
-    """Run a command; return exit code, stdout and stderr."""
-
-    def run(*words):
-        with pytest.raises(SystemExit) as end:
-            main([*map(str, words)])
-        printed = capfd.readouterr()
-        return end.value.code, printed.out, printed.err
-
-    return run
 
 
 def processes_of(folder):

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from yeto.errors import ConfigError, YetoError
+from yeto.errors import ConfigError, YetoError, first_of
 
 if TYPE_CHECKING:
     from cyclopts import App, CycloptsError
@@ -171,8 +171,7 @@ def _check_config_file(path: Path, table: str | None) -> None:
 
 def unforeseen(error: BaseException) -> YetoError:
     """Return what to tell a person about an error that is none of ours."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+    error = first_of(error)
     if isinstance(error, OSError):
         # The system's own sentence has the cause and the file.
         return YetoError(f"{error}; --debug shows where it happened")

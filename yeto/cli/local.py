@@ -19,7 +19,7 @@ import trio
 from attrs import field, frozen
 
 from yeto.core.decisions import SessionOpened
-from yeto.errors import TapeError, YetoError
+from yeto.errors import TapeError, YetoError, first_of
 from yeto.fleet.children import Child
 from yeto.tape import read
 from yeto.view.follow import Watcher
@@ -99,11 +99,7 @@ class LocalRun:
         try:
             return trio.run(_Fleet(self).run)
         except* YetoError as group:
-            # Several children may fail of one cause; the first says it.
-            failure: BaseException = group
-            while isinstance(failure, BaseExceptionGroup):
-                failure = failure.exceptions[0]
-            raise failure from None
+            raise first_of(group) from None
 
 
 class _Fleet:

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 import trio
 from attrs import field, frozen
 
-from yeto.errors import CheckpointError, ConfigError, TapeError, YetoError
+from yeto.errors import CheckpointError, ConfigError, TapeError, YetoError, first_of
 from yeto.fleet.children import Child
 from yeto.state import inspect, read_manifest, remove_final_marker, write_final_marker
 from yeto.tape import Mark, find_past, printable, read
@@ -80,10 +80,7 @@ class Supervised:
         try:
             return trio.run(_Supervisor(self).run)
         except* YetoError as group:
-            failure: BaseException = group
-            while isinstance(failure, BaseExceptionGroup):
-                failure = failure.exceptions[0]
-            raise failure from None
+            raise first_of(group) from None
 
 
 class _Supervisor:

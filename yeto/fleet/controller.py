@@ -23,7 +23,7 @@ import trio
 from attrs import evolve
 from filelock import FileLock, Timeout
 
-from yeto.errors import YetoError
+from yeto.errors import YetoError, first_of
 from yeto.fleet.children import Child
 from yeto.fleet.commands import ADDRESS, HERE, KEY, READY, head_command, island_command
 from yeto.fleet.head import ENDED
@@ -95,9 +95,7 @@ class Controller:
                 nursery.cancel_scope.cancel()
             last = self._verdict(code)
         except* YetoError as group:
-            failure: BaseException = group
-            while isinstance(failure, BaseExceptionGroup):
-                failure = failure.exceptions[0]
+            failure = first_of(group)
             last = {"phase": FAILED, "why": str(failure), "exit_code": getattr(failure, "exit_code", 1)}
         finally:
             with trio.CancelScope(shield=True):

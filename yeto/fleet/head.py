@@ -20,7 +20,7 @@ from pathlib import Path
 import trio
 from attrs import frozen
 
-from yeto.errors import YetoError
+from yeto.errors import YetoError, first_of
 from yeto.fleet.children import Child
 from yeto.fleet.commands import CHECKPOINT, KEY, READY, RESULT, TAPE
 from yeto.fleet.launch import is_remote
@@ -251,10 +251,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         return trio.run(Head(settings).run)
     except* YetoError as group:
-        failure: BaseException = group
-        while isinstance(failure, BaseExceptionGroup):
-            failure = failure.exceptions[0]
-        print(f"yeto: {failure}", file=sys.stderr, flush=True)
+        print(f"yeto: {first_of(group)}", file=sys.stderr, flush=True)
     return 1
 
 

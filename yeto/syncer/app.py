@@ -41,7 +41,7 @@ from attrs import frozen
 
 from yeto.core import waiting_for
 from yeto.core.events import StopRequested
-from yeto.errors import ConfigError, YetoError
+from yeto.errors import ConfigError, YetoError, first_of
 from yeto.syncer.acceptor import Acceptor, raise_descriptor_limit, sockets_max
 from yeto.syncer.adoption import Adoption
 from yeto.syncer.broadcasts import Broadcasts
@@ -365,7 +365,4 @@ def _only_ours(group: BaseExceptionGroup[BaseException]) -> BaseException:
     ours, others = group.split(YetoError)
     if others is not None or ours is None:
         return group
-    error: BaseException = ours
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    return first_of(ours)

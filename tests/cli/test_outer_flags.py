@@ -5,6 +5,7 @@ import pytest
 
 from yeto.cli.policy import PolicyFlags
 from yeto.cli.run_local import LocalFlags, merge_alpha
+from yeto.cli.run_syncer import SyncerFlags
 from yeto.core.outer import resolved
 from yeto.errors import ConfigError
 from yeto.syncer.config import merge_profile
@@ -31,6 +32,15 @@ def test_stock_has_its_own_numbers():
 
 def test_numbers_without_a_kind_are_those_of_the_kind_that_has_them():
     assert policy(outer_lr=0.7).outer == policy(outer_momentum=0.5).outer == "stock"
+
+
+@pytest.mark.parametrize(
+    "iso", [{"iso_backend": "scalar"}, {"iso_backend": "torch-svd", "iso_worker_devices": "cpu"}]
+)
+def test_isotropic_merges_that_are_set_up_are_made(iso):
+    flags = SyncerFlags(**LENGTH, allow_unauthenticated=True, **iso)
+    assert flags.config().core.outer == "stock"
+    assert attrs.evolve(flags, outer="direct").config().core.outer == "direct"
 
 
 def test_numbers_are_stated_beside_a_kind():

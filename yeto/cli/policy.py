@@ -83,8 +83,8 @@ class PolicyFlags:
             "How merged gradients are applied. direct: each fragment becomes the average of its learners'; "
             "let them have --merge-alpha carry. stock: Nesterov momentum, learning rate 0.7, momentum 0.9. "
             "normalised: a momentum that warms up and does not lengthen the step. auto: what did best where "
-            "it was measured, which is direct today. Default: auto, or stock where --outer-lr or "
-            "--outer-momentum is given."
+            "it was measured, which is direct today. Default: auto, or stock where --outer-lr, "
+            "--outer-momentum, --iso-backend or --iso-worker-devices is given."
         ),
     ] = None
     outer_lr: Annotated[
@@ -180,6 +180,10 @@ class PolicyFlags:
             if self.outer not in (None, "normalised"):
                 raise ConfigError(f"--outer {self.outer} and --outer-normalised: give one of them")
             return "normalised"
-        numbers = self.outer_lr is not None or self.outer_momentum is not None
-        outer = self.outer or ("stock" if numbers else "auto")
+        outer = self.outer or ("stock" if self.means_stock else "auto")
         return BEST_OUTER if outer == "auto" else outer
+
+    @property
+    def means_stock(self) -> bool:
+        """Whether what else is given makes sense with the stock outer step, and not with the average."""
+        return self.outer_lr is not None or self.outer_momentum is not None

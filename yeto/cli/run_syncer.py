@@ -138,6 +138,12 @@ class SyncerFlags(PolicyFlags):
     ] = None
     log_level: Annotated[Literal["debug", "info", "warning"], _help("How much is said on stderr.")] = "info"
 
+    @property
+    def means_stock(self) -> bool:
+        """Whether what else is given makes sense with the stock outer step; an average decomposes nothing."""
+        iso = self.iso_backend is not None or self.iso_worker_devices is not None
+        return iso or super().means_stock
+
     def config(self) -> SyncerConfig:
         """Return the settings these flags stand for.
 

@@ -3,8 +3,8 @@
 import attrs
 import pytest
 
+from yeto.cli.fitting import fitting_merge_alpha, fitting_outer
 from yeto.cli.policy import PolicyFlags
-from yeto.cli.run_local import LocalFlags, merge_alpha
 from yeto.cli.run_syncer import SyncerFlags
 from yeto.core.outer import resolved
 from yeto.errors import ConfigError
@@ -75,7 +75,11 @@ def test_a_profile_names_the_kind_and_stock_keeps_its_own():
         ("carry", "stock", 24.0, "carry"),
     ],
 )
-def test_learners_of_a_local_run_carry_where_fragments_become_averages(given, outer, interval, expected):
-    flags = LocalFlags(model="m", data="d", merge_alpha=given)
+def test_learners_of_a_whole_run_carry_where_fragments_become_averages(given, outer, interval, expected):
     settings = policy(outer=outer, sync_interval_steps=interval)
-    assert merge_alpha(flags, settings, num_fragments=8, total_steps=64) == expected
+    assert fitting_merge_alpha(given, settings, num_fragments=8, total_steps=64) == expected
+
+
+def test_isotropic_merges_of_a_whole_run_are_made():
+    assert [fitting_outer(given, "iso") for given in (None, "direct", "auto")] == ["stock", "direct", "auto"]
+    assert fitting_outer(None, "rda") is None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -125,6 +126,22 @@ def test_a_dry_run_on_this_machine_prints_the_commands_and_starts_nothing(yeto, 
     )
     assert "--device=cpu" in island
     assert not runs.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "alpha", "outer"),
+    [
+        ([], "--merge-alpha=carry", None),
+        (["--merge-alpha", "0.5"], "--merge-alpha=0.5", None),
+        (["--outer", "stock"], None, "--outer=stock"),
+        (["--matrix-merge", "iso"], None, "--outer=stock"),
+    ],
+)
+def test_learners_and_syncer_get_settings_that_fit_each_other(yeto, inputs, words, alpha, outer):
+    code, out, err = yeto("launch", "--gpu", "local:1xcpu", *inputs, "--output", "out", "--dry-run", *words)
+    assert code == 0, err
+    assert re.findall(r"--merge-alpha=\S+", out) == ([alpha] if alpha else [])
+    assert re.findall(r"--outer=\S+", out) == ([outer] if outer else [])
 
 
 def test_a_diffusion_fleet_exports_with_its_own_program(yeto, tmp_path, fixtures):

@@ -11,12 +11,13 @@ import os
 import re
 import secrets
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import attrs
 from attrs import frozen
 from cyclopts import Group, Parameter, validators
 
+from yeto.cli.fitting import fitting_merge_alpha, fitting_outer
 from yeto.cli.learner_diffusion_flags import DIFFUSION_ONLY
 from yeto.cli.passing import flags_without, to_words
 from yeto.cli.run_learner import LearnerFlags
@@ -45,8 +46,7 @@ SyncerPart: Any = flags_without(
 )
 LearnerPart: Any = flags_without(
     LearnerFlags,
-    (LEARNER_LEFT_OUT - ({"shard", "rank_timeout", "merge_alpha", "task"} | DIFFUSION_ONLY))
-    | {"chat_template", "device"},
+    (LEARNER_LEFT_OUT - ({"shard", "rank_timeout", "task"} | DIFFUSION_ONLY)) | {"chat_template", "device"},
     name="LearnerPart",
     group="Learner",
 )
@@ -76,6 +76,9 @@ class LaunchFlags:
     """File with a chat template to use instead of the tokenizer's."""
     total_steps: int | None = None
     """Global steps (merges of one fragment) of the run. Default: 8 times --fragments."""
+    merge_alpha: float | Literal["carry"] | None = None
+    """What a merge leaves of the local weights; see yeto run --role learner. Default: carry where fragments
+    become averages, else 0.5."""
     name: str | None = None
     """What the run is called in yeto status, logs and down. Default: made of the model's name."""
     mirror: Annotated[
@@ -142,8 +145,10 @@ def make_launch(flags: LaunchFlags, syncer: Any, learner: Any) -> Launch:
         **{"syncer": "127.0.0.1:1", "model": model, "data": flags.data, "eval_data": flags.eval_data}
         | {"chat_template": flags.chat_template, "num_learners": len(islands)}
         | {field.name: getattr(learner, field.name) for field in attrs.fields(LearnerPart)}
+        | ({} if flags.merge_alpha is None else {"merge_alpha": flags.merge_alpha})
     )
     settings.learner_config()
+    syncer = attrs.evolve(syncer, outer=fitting_outer(syncer.outer, settings.matrix_merge))
     task = settings.task_config()
     total_steps = flags.total_steps or DEFAULT_MERGES * settings.fragments
     core = (
@@ -154,6 +159,9 @@ def make_launch(flags: LaunchFlags, syncer: Any, learner: Any) -> Launch:
         )
         .config()
         .core
+    )
+    alpha = fitting_merge_alpha(
+        flags.merge_alpha, core, num_fragments=settings.fragments, total_steps=total_steps
     )
     name = check_name(flags.name or _made_up(flags.model))
     output = _output(flags.output, here=here)
@@ -172,7 +180,7 @@ def make_launch(flags: LaunchFlags, syncer: Any, learner: Any) -> Launch:
         task=learner.task,
         quorum=core.quorum,
         syncer_words=(f"--total-steps={total_steps}", *to_words(syncer)),
-        learner_words=tuple(to_words(learner)),
+        learner_words=(*([] if alpha is None else [f"--merge-alpha={alpha}"]), *to_words(learner)),
         export_words=(
             *([] if learner.model_revision is None else [f"--model-revision={learner.model_revision}"]),
             *(["--trust-remote-code"] if learner.trust_remote_code else []),

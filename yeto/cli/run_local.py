@@ -15,15 +15,13 @@ from attrs import frozen
 from cyclopts import Group, Parameter
 
 from yeto.cli.common import INTERRUPTED, sigterm_unwinds
+from yeto.cli.fitting import fitting_merge_alpha, fitting_outer
 from yeto.cli.local import READY_SECONDS, STOPPED, LocalRun
 from yeto.cli.passing import flags_without, to_words
 from yeto.cli.quiet import silence_libraries
 from yeto.cli.run_learner import LearnerFlags
 from yeto.cli.run_syncer import SyncerFlags
-from yeto.core import CoreConfig
-from yeto.core.outer import resolved
 from yeto.errors import ConfigError, ReplayDivergence, YetoError
-from yeto.learner.config import CARRY
 
 DEFAULT_MERGES = 8
 """Merges of every fragment when no length is given: enough to see a training work."""
@@ -99,9 +97,7 @@ def run_local_command(
     )
     settings.learner_config()
     text = settings.text_config()
-    if settings.matrix_merge == "iso" and syncer.outer is None:
-        # The default averages every tensor.
-        syncer = attrs.evolve(syncer, outer="stock")
+    syncer = attrs.evolve(syncer, outer=fitting_outer(syncer.outer, settings.matrix_merge))
     # The syncer's own checks; only then is anything written.
     policy = (
         SyncerFlags(
@@ -124,7 +120,9 @@ def run_local_command(
         text = attrs.evolve(text, data=str(train), eval_data=str(heldout), data_revision=None)
     total_steps = _total_steps(flags, settings, text, syncer.sync_interval_steps)
     learner = attrs.evolve(learner, data_revision=text.data_revision)
-    alpha = merge_alpha(flags, policy, num_fragments=settings.fragments, total_steps=total_steps)
+    alpha = fitting_merge_alpha(
+        flags.merge_alpha, policy, num_fragments=settings.fragments, total_steps=total_steps
+    )
     threads = flags.torch_threads or max(1, (os.cpu_count() or 1) // flags.learners)
 
     def learner_words(learner_id: int) -> list[str]:
@@ -162,19 +160,6 @@ def run_local_command(
     except KeyboardInterrupt:
         print(f"interrupted after the end of training. The result: {_export(run, text)}")
         return INTERRUPTED
-
-
-def merge_alpha(
-    flags: LocalFlags, policy: CoreConfig, *, num_fragments: int, total_steps: int
-) -> float | str | None:
-    """Return ``--merge-alpha`` of the learners; None for their default.
-
-    Where a fragment becomes the average of its learners', a learner that keeps what it did meanwhile loses
-    nothing, and was measured to do best.
-    """
-    if flags.merge_alpha is None and resolved(policy, num_fragments=num_fragments, target=total_steps).plain:
-        return CARRY
-    return flags.merge_alpha
 
 
 def check_inputs(text: Any) -> None:

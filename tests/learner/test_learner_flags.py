@@ -7,8 +7,11 @@ from cyclopts import App
 from yeto.cli.run_learner import LearnerFlags, run_learner_command
 from yeto.diffusion.config import DiffusionConfig
 from yeto.errors import ConfigError
+from yeto.layout import build_layout
 from yeto.learner.config import LearnerConfig
+from yeto.learner.identity import make_identity
 from yeto.text.config import TextConfig
+from yeto.wire import Hello
 
 
 def parse(*words, syncer="10.0.0.1:29400"):
@@ -99,6 +102,16 @@ def test_work_can_be_carried():
     assert not parse("--merge-alpha", "0.25").learner_config().carries
     with pytest.raises(ConfigError, match=r"--merge-alpha 1\.5: must lie in \[0, 1\).* or be carry"):
         parse("--merge-alpha", "1.5").learner_config()
+
+
+def test_the_profile_goes_into_the_hello():
+    layout = build_layout({"a.weight": (2, 3)})
+    for words, stated in ((("--profile", "0A" * 32), bytes([10] * 32)), ((), None)):
+        config = parse(*words).learner_config()
+        hello = make_identity(config, layout, {}, ()).hello(config, generation=7)
+        assert Hello.decode(hello).profile == stated
+    with pytest.raises(ConfigError, match="--profile 0A: need the 64 hex digits that the syncer prints"):
+        parse("--profile", "0A").learner_config()
 
 
 def test_the_state_folder_and_its_rhythm(tmp_path):

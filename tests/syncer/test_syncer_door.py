@@ -1,5 +1,6 @@
 """The door: strangers, malformed frames, wrong keys, other sessions. The run never notices."""
 
+import logging
 import math
 
 import attrs
@@ -12,6 +13,7 @@ from syncer_runs import BOUNDS, HANGS_SECONDS, bodies, fakes, hurrying, make_con
 from yeto.core import decisions as de
 from yeto.core import events as ev
 from yeto.link import FrameStream
+from yeto.syncer.config import merge_profile
 from yeto.syncer.pump import Pump
 from yeto.wire.frames import MAGIC, MessageType, encode_header
 from yeto.wire.hello import HelloLayout
@@ -200,6 +202,23 @@ async def test_the_right_key_opens_and_the_wrong_one_does_not(tmp_path):
             run.join(learner)
         assert await run.end() == 0
     assert wrong.error == missing.error == "HELLO authentication failed"
+
+
+async def test_a_syncer_that_asks_for_its_profile_says_it_and_takes_who_states_it(tmp_path, caplog):
+    plain = make_config(tmp_path, total_steps=3)
+    profile = merge_profile(plain.core)
+    with caplog.at_level(logging.INFO, "yeto.syncer"):
+        async with running(
+            attrs.evolve(plain, core=attrs.evolve(plain.core, require_profile=profile))
+        ) as run:
+            assert f"learners must be started with --profile {profile}" in caplog.messages
+            silent = FakeLearner(learner=1)
+            run.join(silent)
+            await until(lambda: silent.error)
+            for learner in fakes(profile=bytes.fromhex(profile)):
+                run.join(learner)
+            assert await run.end() == 0
+    assert silent.error.startswith(f"learner 1 states profile none, the session has {profile}")
 
 
 @pytest.mark.parametrize("sends_manifest", [True, False])

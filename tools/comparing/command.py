@@ -44,11 +44,11 @@ _THIS = Group("This comparison", sort_key=-1)
 LEFT_OUT = {
     *("syncer", "learner_id", "num_learners", "output_dir", "max_local_steps", "eval_every", "log_jsonl"),
     *("tensorboard", "wandb", "state_dir", "state_every", "seed", "learner_budget_steps", "give_up_after"),
-    *("auth_key_file", "tls_ca", "tls_cert", "tls_key", "tls_server_name", "no_manifest", "mask_report"),
+    *("auth_key_file", "tls_ca", "tls_cert", "tls_key", "tls_server_name", "no_manifest", "profile"),
     *("model", "data", "eval_data", "eval_rows", "seq_len", "micro_batch_size", "torch_threads", "inner_lr"),
     *("data_shard", "tokenize", "stream_workers", "rank_timeout", "shard", "compile", "wan_streams"),
     *(flag.replace("-", "_") for flag in LEARNER),
-    "q4_error_feedback",
+    *("q4_error_feedback", "mask_report"),
 }
 RecipePart: Any = flags_without(LearnerFlags, LEFT_OUT, name="RecipePart", group="Recipe of both sides")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -172,6 +173,16 @@ class LearnerFlags(TaskFlags):
     """Name in the syncer's certificate, if it is not the host in --syncer."""
     no_manifest: Annotated[bool, Parameter(group=EXCHANGE, negative=())] = False
     """Do not send model name and settings in plain text; for syncers of other makes."""
+    profile: Annotated[
+        str | None,
+        Parameter(
+            group=EXCHANGE,
+            help=(
+                "Profile of the syncer's merge settings, as a syncer with --require-profile-binding prints "
+                "it (64 hex digits): one with other settings refuses this learner."
+            ),
+        ),
+    ] = None
 
     def learner_config(self) -> LearnerConfig:
         """Return how to train and exchange.
@@ -194,6 +205,7 @@ class LearnerFlags(TaskFlags):
             tls_server_name=self.tls_server_name,
             give_up_seconds=self.give_up_after,
             send_manifest=not self.no_manifest,
+            profile=self._profile(),
             merge_alpha=self.merge_alpha,
             q4_error_feedback=self.q4_error_feedback,
             budget_steps=self.learner_budget_steps,
@@ -213,6 +225,16 @@ class LearnerFlags(TaskFlags):
             state_dir=self.state_dir,
             state_every=self.state_every,
         )
+
+    def _profile(self) -> bytes | None:
+        if self.profile is None:
+            return None
+        if re.fullmatch("[0-9a-fA-F]{64}", self.profile) is None:
+            raise ConfigError(
+                f"--profile {self.profile}: need the 64 hex digits that the syncer prints with "
+                "--require-profile-binding"
+            )
+        return bytes.fromhex(self.profile)
 
     def _tls(self) -> TlsContext | None:
         if (self.tls_cert is None) != (self.tls_key is None):

@@ -54,6 +54,8 @@ class LearnerConfig:
     give_up_seconds: float = 3600.0
     """How long a lost connection is tried for: an idle paid accelerator is worse than an error."""
     send_manifest: bool = True
+    profile: bytes | None = None
+    """Hash of the syncer's settings that this learner insists on; ``None`` states none."""
 
     # The exchange.
     merge_alpha: float | str = 0.5

@@ -48,6 +48,7 @@ class Identity:
             fingerprint=self.fingerprint,
             contract=self.contract,
             num_streams=config.wan_streams,
+            profile=config.profile,
         )
         return hello.encode(config.auth_key)
 

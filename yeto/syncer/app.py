@@ -312,7 +312,7 @@ class _Run:
         for level, text in words_of_safety(self._config):
             log.log(level, "%s", text)
         if self._start.state.config.require_profile is not None:
-            log.info("learners must state the profile %s", self._start.state.config.require_profile)
+            log.info("learners must be started with --profile %s", self._start.state.config.require_profile)
         if self._config.ready_file is not None:
             await trio.to_thread.run_sync(write_ready_file, self._config.ready_file, host, port)
         task_status.started(Address(host, port))

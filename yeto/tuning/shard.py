@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from yeto.layout.names import LAYER_PIECES
+from yeto.layout.names import LAYER_PIECES, check_wrapped_names, strip_wrappers
 
 logger = logging.getLogger(__name__)
 
@@ -31,13 +31,19 @@ def shard_model(module: nn.Module, device: torch.device) -> None:
     Args:
         module: built alike on every rank, on the CPU or the device.
         device: this rank's.
+
+    Raises:
+        ConfigError: the parameters have other names than before, so that the island would have a layout of
+            its own.
     """
+    plain = [strip_wrappers(name) for name, _ in module.named_parameters()]
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for block in transformer_blocks(module):
         fully_shard(block, mesh=mesh)
     # By default the last unit stays whole until the backward pass: without one, after an evaluation, a model
     # would go on with weights that are older than a blend.
     fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    check_wrapped_names(plain, [name for name, _ in module.named_parameters()])
 
 
 def transformer_blocks(module: nn.Module) -> list[nn.Module]:

@@ -231,7 +231,7 @@ MUTANTS = (
     ),
     Mutant(
         "sync-without-checkpoint",
-        "commits.py",
+        "checkpoints.py",
         "entry.sync_seconds + event.seconds",
         "entry.sync_seconds",
         "a due checkpoint is part of the sync time",
@@ -314,7 +314,7 @@ MUTANTS = (
     ),
     Mutant(
         "broadcast-before-durable",
-        "commits.py",
+        "checkpoints.py",
         "entry.gate > draft.durable:",
         "entry.gate > draft.step:",
         "a broadcast leaves after its checkpoint is durable",
@@ -335,7 +335,7 @@ MUTANTS = (
     ),
     Mutant(
         "due-checkpoint-forgotten",
-        "commits.py",
+        "checkpoints.py",
         "            draft.due = step\n",
         "            pass\n",
         "a checkpoint that became due while one was written is written next",

@@ -2,56 +2,35 @@
 
 The round that commits next is always ``rounds[0]``. Its outer step is ordered when its merge is there and
 its turn has come; when the outer step is applied, version, ledger and global step move together, so every
-checkpoint is a contiguous prefix of the run.
-
-Broadcasts leave in commit order. A due checkpoint gates its own broadcast and, by that order, all later
-ones: a learner never holds a version that a crash could take back. Checkpoints coalesce: one is written at
-a time, and the next covers everything committed meanwhile, so a slow disk costs latency, not a queue.
+checkpoint is a contiguous prefix of the run. When learners get the new version is for
+:mod:`yeto.core.checkpoints` to say.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TypeVar
 
-from yeto.core.decisions import (
-    BroadcastOrdered,
-    CheckpointOrdered,
-    CommitOrdered,
-    MergeOrdered,
-    RoundCommitted,
-    SessionEnded,
-)
-from yeto.core.events import (
-    CheckpointFailed,
-    CheckpointWritten,
-    Event,
-    MergeFailed,
-    MergeFinished,
-    OuterStepApplied,
-)
+from yeto.core.checkpoints import hold_broadcast, is_due
+from yeto.core.decisions import CommitOrdered, MergeOrdered, RoundCommitted
+from yeto.core.events import Event, MergeFailed, MergeFinished, OuterStepApplied
 from yeto.core.outer import Outer
-from yeto.core.pacing import smoothed
 from yeto.core.parts import (
     COMMITTING,
-    ENDED,
     MERGED,
     MERGING,
     RETRY,
     RUNNING,
     SEALED,
-    Gated,
     Round,
     Sealed,
     made,
+    put_at,
     replace,
 )
 from yeto.core.rounds import discard
 from yeto.core.state import Draft
-from yeto.core.values import FragmentMark, FragmentVersionRef, LedgerEntry, Member, Responder, Weighted
+from yeto.core.values import FragmentMark, LedgerEntry, Responder, Weighted
 from yeto.errors import CoordinatorError
-
-_T = TypeVar("_T")
 
 
 def order_merges(draft: Draft) -> None:
@@ -188,25 +167,17 @@ def _commit(
     step, fragment = round_.step, round_.fragment
     draft.step = step
     draft.rounds = draft.rounds[1:]
-    draft.versions = _put(draft.versions, fragment, step)
+    draft.versions = put_at(draft.versions, fragment, step)
     mark = FragmentMark(
         fragment=fragment, version=step, params_digest=params_digest, momentum_digest=momentum_digest
     )
-    draft.marks = _put(draft.marks, fragment, mark)
+    draft.marks = put_at(draft.marks, fragment, mark)
     if not round_.sweep and not sealed.no_op:
         outer_mark = outer_of(draft).advanced(draft.outer_marks[fragment])
-        draft.outer_marks = _put(draft.outer_marks, fragment, outer_mark)
+        draft.outer_marks = put_at(draft.outer_marks, fragment, outer_mark)
     responders = tuple([_responder(round_, sealed, weighted) for weighted in sealed.responders])
     _enter_ledger(draft, sealed)
-    every = draft.config.checkpoint_every
-    due = (every > 0 and step % every == 0) or step == draft.target
     sync_seconds = sealed.merge_seconds + (draft.at - sealed.commit_ordered_at)
-    if not due:
-        draft.xi_sync = smoothed(draft.xi_sync, sync_seconds)
-    draft.gated = (
-        *draft.gated,
-        Gated(step=step, fragment=fragment, gate=step if due else None, sync_seconds=sync_seconds),
-    )
     draft.emit(
         RoundCommitted(
             step=step,
@@ -222,7 +193,7 @@ def _commit(
             quorum_seconds=round_.quorum_seconds,
             grace_seconds=round_.grace_seconds,
             merge_seconds=sealed.merge_seconds,
-            sync_seconds=None if due else sync_seconds,
+            sync_seconds=None if is_due(draft) else sync_seconds,
             gradient_norm=sealed.gradient_norm,
             params_digest=params_digest,
             momentum_digest=momentum_digest,
@@ -234,16 +205,7 @@ def _commit(
             f"{len(sealed.members)} members" + (", no-op: all weights are 0" if sealed.no_op else ""),
         )
     )
-    # The checkpoint of the last round is the final one: the SVD pool is drained before it.
-    if due and step < draft.target:
-        if draft.writing is None:
-            order_checkpoint(draft, f"the checkpoint of step {step} is due")
-        else:
-            draft.due = step
-
-
-def _put(items: tuple[_T, ...], index: int, item: _T) -> tuple[_T, ...]:
-    return (*items[:index], item, *items[index + 1 :])
+    hold_broadcast(draft, fragment, sync_seconds)
 
 
 def _responder(round_: Round, sealed: Sealed, weighted: Weighted) -> Responder:
@@ -285,97 +247,6 @@ def _enter_ledger(draft: Draft, sealed: Sealed) -> None:
             ),
         )
     draft.ledger = ledger
-
-
-def order_checkpoint(draft: Draft, why: str, *, final: bool = False) -> None:
-    """Order the checkpoint of what is committed now; it covers everything due so far."""
-    draft.writing = draft.step
-    draft.due = None
-    draft.emit(
-        CheckpointOrdered(
-            step=draft.step,
-            final=final,
-            finish_target=draft.target if draft.config.budget_finish else None,
-            why=why,
-        )
-    )
-
-
-def on_checkpoint_written(draft: Draft, event: CheckpointWritten) -> None:
-    """A checkpoint is durable: what it gated may leave, and the next one may be written."""
-    _expect_checkpoint(draft, event)
-    draft.writing = None
-    draft.durable = event.step
-    for entry in draft.gated:
-        if entry.gate is not None and entry.gate <= event.step:
-            draft.xi_sync = smoothed(draft.xi_sync, entry.sync_seconds + event.seconds)
-    if not draft.broadcast:
-        draft.broadcast = (0,) * draft.num_fragments
-        broadcast_all(draft, draft.everyone(), "the checkpoint of step 0 is durable")
-    # At the end of the run the final checkpoint covers what is due, after the SVD pool is drained.
-    if draft.due is not None and draft.step < draft.target:
-        order_checkpoint(draft, f"the checkpoint of step {draft.due} was due while one was written")
-
-
-def on_checkpoint_failed(draft: Draft, event: CheckpointFailed) -> None:
-    """Nothing that is not durable may leave: the session ends here."""
-    _expect_checkpoint(draft, event)
-    draft.writing = None
-    if draft.durable >= 0:
-        left = f"the checkpoint of step {draft.durable} is intact and nothing later was broadcast"
-        remedy = "make room and start with --resume"
-    else:
-        left, remedy = "there is no checkpoint yet", "make room and start with --resume-or-start"
-    end_session(
-        draft,
-        exit_code=1,
-        why=f"the checkpoint of step {event.step} could not be written ({event.message}); {left}; {remedy}",
-    )
-
-
-def _expect_checkpoint(draft: Draft, event: CheckpointWritten | CheckpointFailed) -> None:
-    if draft.writing != event.step:
-        raise CoordinatorError(f"{event.kind}: no checkpoint of step {event.step} is being written")
-
-
-def release_broadcasts(draft: Draft) -> None:
-    """Order, in commit order, the broadcasts that no checkpoint holds back any more."""
-    while draft.gated:
-        entry = draft.gated[0]
-        if entry.gate is not None and entry.gate > draft.durable:
-            return
-        draft.gated = draft.gated[1:]
-        draft.broadcast = _put(draft.broadcast, entry.fragment, entry.step)
-        draft.emit(
-            BroadcastOrdered(
-                fragments=(FragmentVersionRef(fragment=entry.fragment, version=entry.step),),
-                to=draft.everyone(),
-                why=f"fragment {entry.fragment} is at version {entry.step}",
-            )
-        )
-
-
-def broadcast_all(draft: Draft, to: tuple[Member, ...], why: str) -> None:
-    """Order every fragment at the last version whose broadcast was ordered."""
-    draft.emit(
-        BroadcastOrdered(
-            fragments=tuple(
-                FragmentVersionRef(fragment=fragment, version=version)
-                for fragment, version in enumerate(draft.broadcast)
-            ),
-            to=to,
-            why=why,
-        )
-    )
-
-
-def end_session(draft: Draft, *, exit_code: int, why: str, mark_final: bool = False) -> None:
-    """Nothing follows: the process ends with ``exit_code``."""
-    draft.phase = ENDED
-    draft.exit_code = exit_code
-    draft.exit_why = why
-    draft.rounds = ()
-    draft.emit(SessionEnded(exit_code=exit_code, step=draft.step, mark_final=mark_final, why=why))
 
 
 def outer_of(draft: Draft) -> Outer:

@@ -12,7 +12,7 @@ Learners are told to shut down only after a final cut: after anything else they 
 
 from __future__ import annotations
 
-from yeto.core.commits import end_session, order_checkpoint
+from yeto.core.checkpoints import order_checkpoint
 from yeto.core.decisions import FinalCutOrdered, LearnerReleased, SessionEnding
 from yeto.core.events import (
     BudgetReported,
@@ -26,7 +26,7 @@ from yeto.core.events import (
 )
 from yeto.core.members import refuse
 from yeto.core.parts import Phase, Status, replace
-from yeto.core.rounds import drop_rounds, halt
+from yeto.core.rounds import drop_rounds, end_session, halt
 from yeto.core.state import Draft, moment, names
 
 AWAY_SECONDS = 60.0

@@ -15,13 +15,12 @@ import math
 
 from immutables import Map
 
-from yeto.core.commits import end_session
 from yeto.core.decisions import AttemptOpened, RoundsStarted
 from yeto.core.events import FirstEstimateDeadlinePassed, GateOpened, RetryDue, StartTimeoutPassed
 from yeto.core.outer import resolved
 from yeto.core.pacing import freeze_pace, gate, note_blind_opening, throttle_step
 from yeto.core.parts import GATHERING, PROVISIONAL, RETRY, RUNNING, WAITING, Round, replace
-from yeto.core.rounds import is_excused
+from yeto.core.rounds import end_session, is_excused
 from yeto.core.state import Draft, Fields, moment, names
 
 

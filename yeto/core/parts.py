@@ -221,3 +221,8 @@ def made(kind: type[_T], fields: dict[str, object]) -> _T:
     instance = _new(kind)
     _set(instance, "__dict__", fields)
     return instance
+
+
+def put_at(items: tuple[_T, ...], index: int, item: _T) -> tuple[_T, ...]:
+    """The same items, but for the one at ``index``."""
+    return (*items[:index], item, *items[index + 1 :])

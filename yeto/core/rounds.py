@@ -15,7 +15,7 @@ in order, so a discard takes every later round with it whose commit was not orde
 
 from __future__ import annotations
 
-from yeto.core.decisions import AttemptDiscarded, SessionEnding
+from yeto.core.decisions import AttemptDiscarded, SessionEnded, SessionEnding
 from yeto.core.parts import Phase, Round, Status, replace
 from yeto.core.state import Draft, moment, names
 
@@ -147,3 +147,12 @@ def halt(draft: Draft, *, exit_code: int, why: str) -> None:
     draft.exit_why = why
     draft.emit(SessionEnding(phase="stop", why=why))
     drop_rounds(draft, draft.step + 1, "stopping")
+
+
+def end_session(draft: Draft, *, exit_code: int, why: str, mark_final: bool = False) -> None:
+    """Nothing follows: the process ends with ``exit_code``."""
+    draft.phase = Phase.ENDED
+    draft.exit_code = exit_code
+    draft.exit_why = why
+    draft.rounds = ()
+    draft.emit(SessionEnded(exit_code=exit_code, step=draft.step, mark_final=mark_final, why=why))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from immutables import Map
 
-from yeto.core.commits import broadcast_all, order_checkpoint
+from yeto.core.checkpoints import broadcast_all, order_checkpoint
 from yeto.core.decisions import FinalCutOrdered, LearnerRefused, SessionOpened
 from yeto.core.events import FragmentInitialised, HelloReceived, LearnerJoined, LearnerLeft
 from yeto.core.members import drop, refuse

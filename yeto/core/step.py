@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from yeto.core import commits, ending, opening, pushes, sealing, sessions
+from yeto.core import checkpoints, commits, ending, opening, pushes, sealing, sessions
 from yeto.core import events as ev
 from yeto.core.decisions import Decision, SessionOpened
 from yeto.core.parts import ENDED, RUNNING, Phase
@@ -50,8 +50,8 @@ _TABLE: dict[type[ev.Event], tuple[frozenset[Phase], Callable[[Draft, Any], None
     ev.MergeFinished: (_GATHERING, commits.on_merge_finished),
     ev.MergeFailed: (_GATHERING, commits.on_merge_failed),
     ev.OuterStepApplied: (_ALIVE, commits.on_outer_step_applied),
-    ev.CheckpointWritten: (_ALIVE, commits.on_checkpoint_written),
-    ev.CheckpointFailed: (_ALIVE, commits.on_checkpoint_failed),
+    ev.CheckpointWritten: (_ALIVE, checkpoints.on_checkpoint_written),
+    ev.CheckpointFailed: (_ALIVE, checkpoints.on_checkpoint_failed),
     ev.FinalAckReceived: (frozenset({Phase.FINALISING}), ending.on_final_ack),
     ev.BudgetReported: (_BEFORE_CUT, ending.on_budget_reported),
     ev.StopRequested: (_ALIVE - {Phase.STOPPING}, ending.on_stop),
@@ -104,7 +104,7 @@ def settle(draft: Draft) -> None:
             commits.order_merges(draft)
         commits.order_commit(draft)
     if draft.gated:
-        commits.release_broadcasts(draft)
+        checkpoints.release_broadcasts(draft)
     if draft.phase is not RUNNING:
         ending.begin_budget(draft)
         opening.start_rounds(draft)

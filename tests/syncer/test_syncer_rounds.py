@@ -38,7 +38,7 @@ async def test_a_syncer_does_not_end_under_a_thread_that_computes(tmp_path, monk
         may_end.wait(HANGS_SECONDS)
         return examine_push(*parts, **settings)
 
-    monkeypatch.setattr("yeto.syncer.rounds.examine_push", slow)
+    monkeypatch.setattr("yeto.syncer.jobs.examine_push", slow)
     monkeypatch.setattr("yeto.syncer.rounds.TINY_BYTES", 0)
     learners = fakes()
     async with running(make_config(tmp_path), *learners) as run:

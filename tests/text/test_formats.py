@@ -131,6 +131,7 @@ def turn(**change):
         ({"messages": TURNS, "tools": "{"}, "tools: a list is not JSON"),
         ({"messages": TURNS, "tools": {"a": 1}}, "tools is dict, not a list"),
         ({"conversations": [{"from": "alien", "value": "x"}]}, "message 0: from 'alien' is not one of"),
+        ({"conversations": [{"from": ["human"], "value": "x"}]}, "message 0: from .*'human'.* is not one of"),
         ({"conversations": [{"from": "human"}]}, "message 0: text is missing"),
         ({"conversations": [{"from": "function_call", "value": "x"}]}, "a function call is not JSON"),
         ({"instruction": ["a"], "output": "b"}, "column instruction: text is list"),
@@ -138,6 +139,42 @@ def turn(**change):
 )
 def test_what_cannot_be_understood_is_refused_by_row_and_message(row, problem):
     with pytest.raises(DataError, match=f"^f.jsonl line 9: .*{problem}|^f.jsonl line 9: {problem}"):
+        messages(row)
+
+
+HALF = "\ud83d"
+
+
+@pytest.mark.parametrize(
+    ("row", "where"),
+    [
+        (turn(name=HALF), "message 1"),
+        (turn(reasoning_content=HALF), "message 1"),
+        (turn(tool_calls=[{"name": "add", "arguments": {"a": [{"b": HALF}]}}]), "message 1"),
+        (turn(tool_calls=[{"name": "add", "arguments": json.dumps({HALF: 1})}]), "message 1"),
+        (
+            {"conversations": [{"from": "function_call", "value": json.dumps(CALL | {"a": HALF})}]},
+            "message 0",
+        ),
+        ({"messages": TURNS, "tools": [{"name": "add", "description": HALF}]}, "tools"),
+    ],
+)
+def test_half_a_character_is_refused_wherever_a_template_might_write_it(row, where):
+    """Half an emoji, as texts have it that were cut by the wrong unit: no tokenizer reads it."""
+    with pytest.raises(DataError, match=f"^f.jsonl line 9: {where}: half a surrogate pair in it"):
+        messages(row)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        turn(tool_calls=[{"name": "add", "arguments": "[" * 100_000}]),
+        {"conversations": [{"from": "function_call", "value": "[" * 100_000}]},
+        {"messages": TURNS, "tools": "[" * 100_000},
+    ],
+)
+def test_json_in_a_text_may_be_too_deep(row):
+    with pytest.raises(DataError, match=r"^f.jsonl line 9: .*nested too deeply$"):
         messages(row)
 
 

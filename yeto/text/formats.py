@@ -128,6 +128,8 @@ def _from_openai(row: Mapping[str, Any], origin: str) -> list[Message]:
             message["tool_calls"] = _tool_calls(message["tool_calls"], where)
         elif "content" not in raw:
             raise DataError(f"{origin}: message {number} has neither content nor tool_calls")
+        if len(message) > 2:
+            _require_texts(message, where)
         messages.append(message)
     return messages
 
@@ -149,13 +151,14 @@ def _from_sharegpt(row: Mapping[str, Any], origin: str) -> list[Message]:
         messages.append({"role": "system", "content": _text(row["system"], f"{origin}: column system")})
     for _, raw, where in _entries(row, "conversations", origin):
         speaker = raw.get("from")
-        if speaker not in SHAREGPT_ROLES:
+        if not isinstance(speaker, str) or speaker not in SHAREGPT_ROLES:
             raise DataError(f"{where}: from {speaker!r} is not one of {', '.join(SHAREGPT_ROLES)}")
         text = _text(raw.get("value"), where)
         if speaker == "function_call":
             calls = _json(text, where, "a function call")
-            calls = calls if isinstance(calls, list) else [calls]
-            messages.append({"role": "assistant", "content": "", "tool_calls": _tool_calls(calls, where)})
+            calls = _tool_calls(calls if isinstance(calls, list) else [calls], where)
+            _require_texts(calls, where)
+            messages.append({"role": "assistant", "content": "", "tool_calls": calls})
         else:
             messages.append({"role": SHAREGPT_ROLES[speaker], "content": text})
     return messages
@@ -253,6 +256,7 @@ def _tools(row: Mapping[str, Any], origin: str) -> list[Any] | None:
         raise DataError(
             f"{origin}: tools is {_kind(value)}, not a list of objects (or that list as JSON text)"
         )
+    _require_texts(value, f"{origin}: tools")
     return value
 
 
@@ -261,6 +265,22 @@ def _json(text: str, where: str, what: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise DataError(f"{where}: {what} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise _too_deep(where) from error
+
+
+def _require_texts(value: Any, where: str) -> None:
+    """Refuse what a template can write and no tokenizer can read, wherever it stands in a value."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: half a surrogate pair in it, not a text") from error
+    except RecursionError as error:
+        raise _too_deep(where) from error
+
+
+def _too_deep(where: str) -> DataError:
+    return DataError(f"{where}: nested too deeply")
 
 
 def _kind(value: Any) -> str:

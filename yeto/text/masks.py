@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,8 @@ WAYS_OUT = (
     "ways out: --chat-template FILE (a template with {% generation %} tags), --assistant-mask-mode legacy, "
     "or --train-on all"
 )
+WAYS_OUT_FOR_ALL = "ways out: --chat-template FILE (another template), or --assistant-mask-mode legacy"
+"""Where every token is trained on already."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -224,19 +226,19 @@ class ChatEncoder:
         bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         encoded = []
         for ids in self._ids(texts):
-            if bos is not None and ids[:1] != [bos]:
+            if bos is not None and not self._meets(ids, bos):
                 ids = [bos, *ids]
-            if eos is not None and not self._ends_with(ids, eos):
+            if eos is not None and not self._meets(reversed(ids), eos):
                 ids = [*ids, eos]
             encoded.append(Encoded.of(ids, [1] * len(ids)))
         return encoded
 
-    def _ends_with(self, ids: list[int], token: int) -> bool:
-        """Tell whether ``token`` is the last one but for white space, as in ``<|im_end|>`` and a newline."""
-        for last in reversed(ids):
-            if last == token:
+    def _meets(self, ids: Iterable[int], token: int) -> bool:
+        """Tell whether ``token`` comes first but for white space, as a newline behind ``<|im_end|>`` is."""
+        for one in ids:
+            if one == token:
                 return True
-            if self.decode([last]).strip():
+            if self.decode([one]).strip():
                 return False
         return False
 
@@ -287,7 +289,8 @@ class ChatEncoder:
         return ids
 
     def _refusal(self, conversation: Conversation, problem: str) -> DataError:
-        return DataError(f"{conversation.origin}: {problem} (tokenizer {self.name}); {WAYS_OUT}")
+        ways_out = WAYS_OUT if self._train_on == "assistant" else WAYS_OUT_FOR_ALL
+        return DataError(f"{conversation.origin}: {problem} (tokenizer {self.name}); {ways_out}")
 
 
 def highlight(encoder: ChatEncoder, encoded: Encoded, opening: str = "⟦", closing: str = "⟧") -> str:

@@ -103,7 +103,7 @@ class TestTape:
             writer.close()
             assert (found.last_seq, found.last_at) == (tail.last_seq, tail.last_at)
             ends.add(tail.last_seq)
-            torn += found.cut_bytes > 0
+            torn += found.torn_bytes > 0
             tape.resume()
             self.append(tape, 3.0, "SIGINT")
             tape.close()

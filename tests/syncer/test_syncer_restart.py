@@ -3,12 +3,13 @@
 import logging
 
 import pytest
-from syncer_runs import fakes, make_config, on_tape, running, until
+from syncer_runs import bodies, fakes, make_config, on_tape, running, until
 
 from yeto.core import decisions as de
 from yeto.core import events as ev
 from yeto.errors import CheckpointError, ConfigError
 from yeto.syncer.start import prepare
+from yeto.tape import Decoder
 
 
 def test_a_resume_without_a_checkpoint_leaves_nothing_behind(tmp_path):
@@ -36,7 +37,12 @@ async def test_a_refused_resume_does_not_even_repair_the_tape(tmp_path, caplog):
     # What would have changed does not, and is not said.
     assert "settings changed" not in caplog.text
     with prepare(make_config(tmp_path, resume=True)):
-        assert config.event_tape.read_bytes() == whole
+        assert config.event_tape.read_bytes() == torn
+    assert config.event_tape.read_bytes() == torn
+    assert "ended in the middle of a record; it is cut back" in caplog.text
+    async with running(make_config(tmp_path, resume=True), *fakes()) as run:
+        assert await run.end() == 0
+    assert config.event_tape.read_bytes().startswith(whole)
 
 
 async def test_a_resume_names_what_is_restored_and_a_finished_run_says_that_it_is(tmp_path, caplog):
@@ -60,3 +66,21 @@ async def test_a_resume_names_what_is_restored_and_a_finished_run_says_that_it_i
         "grace_cap_seconds: 0.05 in the checkpoint, 0.1 now; total_steps: 3 in the checkpoint" in caplog.text
     )
     assert on_tape(config, de.RoundCommitted, 4)()
+
+
+async def test_a_resume_reads_its_tape_once(tmp_path, monkeypatch):
+    """It is read whole before anybody can connect, so a second pass would be waited for as well."""
+    config = make_config(tmp_path)
+    async with running(config, *fakes()) as run:
+        await until(on_tape(config, de.RoundCommitted, 3))
+        run.stop()
+    records = len(bodies(config.event_tape))
+    decoded, decode = [], Decoder.decode
+
+    def counted(decoder, line):
+        decoded.append(line)
+        return decode(decoder, line)
+
+    monkeypatch.setattr(Decoder, "decode", counted)
+    with prepare(make_config(tmp_path, resume=True)):
+        assert len(decoded) == records

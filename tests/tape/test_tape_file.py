@@ -199,7 +199,7 @@ def test_what_a_dead_process_left_aside_is_not_in_the_way(tmp_path):
 def test_resume_goes_on_behind_the_last_record(tape):
     before = tape.read_bytes()
     writer, tail = TapeWriter.resume(tape)
-    assert (tail.header, tail.last_seq, tail.last_at, tail.cut_bytes) == (HEADER, 6, 2.0, 0)
+    assert (tail.header, tail.last_seq, tail.last_at, tail.torn_bytes) == (HEADER, 6, 2.0, 0)
     assert (writer.next_seq, writer.durable_seq) == (7, 6)
     # The last event may still get decisions: they may have been on their way when the process ended.
     writer.append_decisions((late(),), because=4, at=2.0)
@@ -215,19 +215,29 @@ def test_a_tape_torn_at_any_byte_of_its_last_record_opens(tape):
     for cut in range(start, len(whole)):
         tape.write_bytes(whole[:cut])
         assert [record.seq for record in read(tape)] == list(range(6))
-        writer, tail = TapeWriter.resume(tape)
-        assert (tail.last_seq, tail.last_at, tail.cut_bytes) == (5, 2.0, cut - start)
-        assert tape.read_bytes() == whole[:start], "the same outcome at every cut point"
+        seen = []
+        writer, tail = TapeWriter.resume(tape, feed=seen.append)
+        assert (tail.last_seq, tail.last_at, tail.torn_bytes) == (5, 2.0, cut - start)
+        assert [record.seq for record in seen] == list(range(6))
+        assert (writer.next_seq, writer.durable_seq) == (6, 5)
+        if cut % 2:
+            writer.close()
+            assert tape.read_bytes() == whole[:cut], "who writes nothing changes nothing"
+            writer, _ = TapeWriter.resume(tape)
+        writer.append_decisions((late(why="é\u2028\x85 and more"),), because=4, at=2.0)
         writer.close()
+        assert tape.read_bytes() == whole, "the same outcome at every cut point"
 
 
 def test_a_torn_tail_of_rubbish_is_cut_away(tape):
     whole = tape.read_bytes()
     tape.write_bytes(whole + b"\x00" * 4096)
     writer, tail = TapeWriter.resume(tape)
+    assert tail.torn_bytes == 4096
+    assert writer.append_event(beat(2.0)) == 7
     writer.close()
-    assert tail.cut_bytes == 4096
-    assert tape.read_bytes() == whole
+    assert tape.read_bytes().startswith(whole)
+    assert [record.seq for record in read(tape)] == list(range(8))
 
 
 def test_damage_before_the_tail_is_refused_with_its_line(tape):
@@ -309,7 +319,7 @@ def test_a_disk_that_cannot_even_cut_leaves_a_torn_tail(tmp_path, faulty):
     writer.close()
     assert kinds(path) == ["header"]
     writer, tail = TapeWriter.resume(path)
-    assert tail.cut_bytes > 0
+    assert tail.torn_bytes > 0
     writer.close()
 
 
@@ -423,7 +433,7 @@ def test_line_breaks_of_other_alphabets_are_data(tmp_path):
     assert [record.seq for record in records] == [0, 1, 2]
     assert records[1].body.reason == reason
     writer, tail = TapeWriter.resume(path)
-    assert (tail.last_seq, tail.cut_bytes) == (2, 0)
+    assert (tail.last_seq, tail.torn_bytes) == (2, 0)
     writer.close()
 
 

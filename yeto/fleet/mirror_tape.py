@@ -14,13 +14,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from yeto.core.decisions import DECISIONS
-from yeto.core.events import EVENTS
 from yeto.errors import TapeError, YetoError
 from yeto.fleet.mirror_copies import Segment
 from yeto.state import Manifest
 from yeto.tape import Decoder, Header, Mark, PastFold, complete_lines
-from yeto.tape.past import RELEVANT
+from yeto.tape.past import RELEVANT_KINDS
 from yeto.wire.digest import RunningDigest, digest
 
 SEGMENT_BYTES: Final = 8 << 20
@@ -33,8 +31,6 @@ MARKS_KEPT: Final = 64
 """Checkpoints that are remembered from the tape; the newest on disk is among the last few it orders."""
 
 READ_BYTES: Final = 1 << 20
-
-_KINDS: Final = {kind for kind, cls in {**EVENTS, **DECISIONS}.items() if cls in RELEVANT}
 
 
 class TapeCut(YetoError):
@@ -151,7 +147,7 @@ class LocalTape:
         record = self._decoder.decode(line)
         if isinstance(record.body, Header):
             self._session_id = record.body.session_id
-        if record.kind in _KINDS and (mark := self._fold.feed(record)) is not None:
+        if record.kind in RELEVANT_KINDS and (mark := self._fold.feed(record)) is not None:
             self._marks.append(mark)
         self._end += len(line)
         self._last_line = line

@@ -40,7 +40,7 @@ from yeto.state import (
     validate_single_file,
 )
 from yeto.syncer.config import StartMode, SyncerConfig
-from yeto.syncer.past import find_past
+from yeto.syncer.past import find_past, resume_tape
 from yeto.syncer.payloads import Arithmetic, RecordingFolder, open_recording
 from yeto.syncer.pump import UNSTAMPED
 from yeto.tape import Header, Past, TapeWriter, read
@@ -144,25 +144,20 @@ def _resumed(config: SyncerConfig, held: ExitStack) -> Start:
     )
     require_space(config.checkpoint_path, sum(version.numel for version in checkpoint.fragments))
     state = initial_state(core)
-    header = _header(core)
-    tape, begin_at = None, 0.0
+    header, past = _header(core), Past(checkpoint_seq=None)
+    tape, begin_at, torn_bytes = None, 0.0, 0
     if config.event_tape.exists():
-        event = resumed_event(checkpoint, core, find_past(config.event_tape, checkpoint))
+        tape, tail, past = resume_tape(config.event_tape, checkpoint)
+        held.enter_context(tape)
+        header, begin_at, torn_bytes = tail.header, tail.last_at, tail.torn_bytes
     elif checkpoint.tape_file is not None and config.event_tape.name == Path(checkpoint.tape_file).name:
         raise CheckpointError(
             f"{config.event_tape}, the tape of this checkpoint, is missing; "
             "bring it back, or name a new one to go on without its history (--event-tape)"
         )
-    else:
-        event = resumed_event(checkpoint, core, Past(checkpoint_seq=None))
+    event = resumed_event(checkpoint, core, past)
     # The rules have a word too (--total-steps, for one): ask them before anything is written.
     after, _ = step(state, event)
-    if config.event_tape.exists():
-        tape, tail = TapeWriter.resume(config.event_tape)
-        held.enter_context(tape)
-        header, begin_at = tail.header, tail.last_at
-        if tail.cut_bytes:
-            log.warning("%s ended in the middle of a record; it was cut back", config.event_tape)
     recording = _recording(config, held, header)
     if recording is not None:
         # Of a new tape, the record behind the header.
@@ -170,6 +165,8 @@ def _resumed(config: SyncerConfig, held: ExitStack) -> Start:
         recording.begin(tape_seq, checkpoint.step, arithmetic=_arithmetic(config))
         recording.write_checkpoint(checkpoint)
     # Of a start that is refused, nothing holds of what it would have gone on with.
+    if torn_bytes:
+        log.warning("%s ended in the middle of a record; it is cut back", config.event_tape)
     if changes:
         log.info("settings changed since the checkpoint: %s", "; ".join(map(str, changes)))
     _say_what_is_restored(checkpoint, event, after.target)

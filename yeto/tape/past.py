@@ -18,16 +18,17 @@ from attrs import define, field, frozen
 
 from yeto.core.decisions import (
     CheckpointOrdered,
+    Decision,
     FinalCutOrdered,
     Ignored,
     LearnerRefused,
     RoundCommitted,
     SessionReleased,
 )
-from yeto.core.events import FinalAckReceived, FragmentInitialised, SessionResumed
+from yeto.core.events import Event, FinalAckReceived, FragmentInitialised, SessionResumed
 from yeto.tape.records import Record
 
-RELEVANT = frozenset(
+RELEVANT: frozenset[type[Event] | type[Decision]] = frozenset(
     {
         CheckpointOrdered,
         FinalAckReceived,
@@ -41,6 +42,8 @@ RELEVANT = frozenset(
     }
 )
 """Classes of the records that matter here; a fold that is fed no others comes to the same result."""
+
+RELEVANT_KINDS = frozenset(cls.kind for cls in RELEVANT)
 
 
 @frozen(kw_only=True)
@@ -89,6 +92,8 @@ class PastFold:
         Whether a fact was taken is only known from the record behind it, so facts wait for that one.
         """
         self._settle(record)
+        if record.kind not in RELEVANT_KINDS:
+            return None  # its body is not even read
         body = record.body
         match body:
             case FragmentInitialised() | FinalAckReceived():
@@ -150,6 +155,35 @@ class PastFold:
                 pass
 
 
+class PastSearch:
+    """Looks for a checkpoint on a tape, record by record."""
+
+    def __init__(self, checkpoint: Mark) -> None:
+        """Start before the first record.
+
+        Args:
+            checkpoint: what the checkpoint says of itself.
+        """
+        self._checkpoint = checkpoint
+        self._fold = PastFold()
+        self._is_known = False
+        self._checkpoint_seq: int | None = None
+
+    def feed(self, record: Record) -> None:
+        """Take the next record of the tape."""
+        checkpoint, mark = self._checkpoint, self._fold.feed(record)
+        if mark is None or (mark.step, mark.digests) != (checkpoint.step, checkpoint.digests):
+            return
+        if mark.seq is None:
+            self._is_known = True
+        elif mark.seq == checkpoint.seq:
+            self._is_known, self._checkpoint_seq = True, mark.seq
+
+    def past(self) -> Past | None:
+        """Return what concerns the checkpoint, now that the tape has ended; None when it is not its tape."""
+        return self._fold.past(self._checkpoint.step, self._checkpoint_seq) if self._is_known else None
+
+
 def find_past(records: Iterable[Record], checkpoint: Mark) -> Past | None:
     """Fold a tape's records for what concerns a checkpoint.
 
@@ -160,15 +194,7 @@ def find_past(records: Iterable[Record], checkpoint: Mark) -> Past | None:
     Returns:
         None when it is not this checkpoint's tape.
     """
-    fold = PastFold()
-    known = False
-    checkpoint_seq: int | None = None
+    search = PastSearch(checkpoint)
     for record in records:
-        mark = fold.feed(record)
-        if mark is None or (mark.step, mark.digests) != (checkpoint.step, checkpoint.digests):
-            continue
-        if mark.seq is None:
-            known = True
-        elif mark.seq == checkpoint.seq:
-            known, checkpoint_seq = True, mark.seq
-    return fold.past(checkpoint.step, checkpoint_seq) if known else None
+        search.feed(record)
+    return search.past()

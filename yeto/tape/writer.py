@@ -28,7 +28,7 @@ from yeto.errors import TapeError
 from yeto.storage import sync_folder
 from yeto.tape.codec import Decoder, encode
 from yeto.tape.reader import complete_lines, no_header, open_tape
-from yeto.tape.records import FORMAT_VERSION, RULES_VERSION, Header
+from yeto.tape.records import FORMAT_VERSION, RULES_VERSION, Header, Record
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -76,8 +76,8 @@ class Tail:
     last_seq: int
     last_at: float
     """``at`` of the last record; the session's time goes on from here."""
-    cut_bytes: int
-    """Length of the torn tail that was cut away; 0 after an orderly end."""
+    torn_bytes: int
+    """Length of the torn tail behind it, which goes when something is written there; 0 without one."""
 
 
 class TapeWriter:
@@ -88,7 +88,15 @@ class TapeWriter:
     """
 
     def __init__(
-        self, file: TapeFile, lock: BaseFileLock, *, name: str, next_seq: int, event_seq: int, at: float
+        self,
+        file: TapeFile,
+        lock: BaseFileLock,
+        *,
+        name: str,
+        next_seq: int,
+        event_seq: int,
+        at: float,
+        whole_bytes: int,
     ) -> None:
         self._file = file
         self._lock = lock
@@ -97,7 +105,8 @@ class TapeWriter:
         self._event_seq = event_seq
         self._at = at
         self._durable_seq = next_seq - 1
-        self._durable_bytes = file.size()
+        self._durable_bytes = whole_bytes
+        self._is_torn = file.size() > whole_bytes
         # append and popleft of a deque are atomic, which is all that pump and flusher need of each other.
         self._pending: deque[bytes] = deque()
         self._appended_bytes = self._durable_bytes
@@ -144,7 +153,7 @@ class TapeWriter:
                 file.close()
                 aside.unlink(missing_ok=True)
                 raise
-            return cls(file, lock, name=str(target), next_seq=1, event_seq=0, at=0.0)
+            return cls(file, lock, name=str(target), next_seq=1, event_seq=0, at=0.0, whole_bytes=file.size())
         except OSError as error:
             lock.release()
             raise TapeError(f"{target}: cannot make the tape: {error.strerror}") from error
@@ -154,13 +163,25 @@ class TapeWriter:
 
     @classmethod
     def resume(
-        cls, path: str | PathLike[str], *, open_file: Callable[[Path], TapeFile] = TapeFile
+        cls,
+        path: str | PathLike[str],
+        *,
+        feed: Callable[[Record], object] | None = None,
+        open_file: Callable[[Path], TapeFile] = TapeFile,
     ) -> tuple[TapeWriter, Tail]:
-        """Open a tape to write on: read it whole, cut a torn tail away, go on behind the last record.
+        """Open a tape to write on: read it whole, to go on behind its last record.
+
+        Not a byte is changed before something is written; only then is a torn tail cut away. So whoever
+        opens a tape, and finds in it why it may not be gone on with, leaves it as it was.
+
+        Args:
+            path: the tape.
+            feed: gets every record as it is read.
+            open_file: opens a path for appending.
 
         Raises:
-            TapeError: the tape is missing, damaged before its tail, of an older version, being written by
-                another process, or its tail cannot be cut away.
+            TapeError: the tape is missing, damaged before its tail, of an older version, or being written by
+                another process.
         """
         target = Path(path)
         lock = _locked(target)
@@ -172,10 +193,13 @@ class TapeWriter:
                 for line in complete_lines(tape, str(target)):
                     record = decoder.decode(line)
                     whole_bytes += len(line)
-                    if isinstance(record.body, Header):
+                    if record.seq == 0:
+                        assert isinstance(record.body, Header), "the decoder takes nothing else for the first"
                         header = record.body
                     elif record.because is None:
                         event_seq = record.seq
+                    if feed is not None:
+                        feed(record)
             if header is None:
                 raise no_header(str(target))
             if (header.format_version, header.rules_version) != (FORMAT_VERSION, RULES_VERSION):
@@ -186,11 +210,15 @@ class TapeWriter:
                 )
             file = open_file(target)
             try:
-                cut_bytes = file.size() - whole_bytes
-                if cut_bytes:
-                    file.cut(whole_bytes)
+                torn_bytes = file.size() - whole_bytes
                 writer = cls(
-                    file, lock, name=str(target), next_seq=decoder.line, event_seq=event_seq, at=decoder.at
+                    file,
+                    lock,
+                    name=str(target),
+                    next_seq=decoder.line,
+                    event_seq=event_seq,
+                    at=decoder.at,
+                    whole_bytes=whole_bytes,
                 )
             except BaseException:
                 file.close()
@@ -201,7 +229,8 @@ class TapeWriter:
         except BaseException:
             lock.release()
             raise
-        return writer, Tail(header=header, last_seq=decoder.line - 1, last_at=decoder.at, cut_bytes=cut_bytes)
+        tail = Tail(header=header, last_seq=decoder.line - 1, last_at=decoder.at, torn_bytes=torn_bytes)
+        return writer, tail
 
     @property
     def next_seq(self) -> int:
@@ -273,6 +302,9 @@ class TapeWriter:
                 return self._durable_seq
             batch = b"".join([self._pending.popleft() for _ in range(count)])
             try:
+                if self._is_torn:
+                    self._file.cut(self._durable_bytes)
+                    self._is_torn = False
                 self._file.write(batch)
                 self._file.sync()
             except OSError as error:

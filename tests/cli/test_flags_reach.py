@@ -1,10 +1,14 @@
 """Each flag changes what it says and nothing else: one that goes elsewhere makes a run of another kind."""
 
+from pathlib import Path
+
 import attrs
 
 from yeto.cli import simulate_flags
 from yeto.cli.policy import PolicyFlags
 from yeto.cli.run_learner import LearnerFlags
+from yeto.cli.run_syncer import SyncerFlags
+from yeto.syncer.config import Bounds, StartMode
 
 POLICY = {
     "total_steps": (90, {"total_steps": 90}),
@@ -123,6 +127,48 @@ def test_every_flag_of_the_coordinator():
     before = PolicyFlags(**base).core_config()
     for flag, (value, expected) in POLICY.items():
         assert differences(before, PolicyFlags(**base | {flag: value}).core_config()) == expected, flag
+
+
+def test_every_flag_of_the_syncer_itself():
+    places = {
+        "host": "localhost",
+        "port": 1,
+        "ready_file": Path("ready"),
+        "checkpoint_path": Path("ckpt"),
+        "keep_every": 3,
+        "event_tape": Path("tape"),
+        "record_payloads": Path("payloads"),
+        "allow_unauthenticated": True,
+    }
+    told = {flag: (value, {flag: value}) for flag, value in places.items()}
+    told |= {
+        "resume": (True, {"start": StartMode.RESUME}),
+        "resume_or_start": (True, {"start": StartMode.RESUME_OR_START}),
+        "max_pending_handshakes": (5, {"bounds": Bounds(pending_handshakes=5)}),
+    }
+    pool = {
+        "iso_worker_devices": ("cpu:0,cpu:1", {"devices": ("cpu:0", "cpu:1")}),
+        "iso_worker_python": ("python3", {"python": "python3"}),
+        "iso_worker_queue_capacity": (3, {"queue_capacity": 3}),
+        "iso_worker_frame_mib": (1, {"frame_bytes_max": 1 << 20}),
+        "iso_worker_startup_timeout_s": (3.0, {"startup_seconds": 3.0}),
+        "iso_worker_request_timeout_s": (3.0, {"request_seconds": 3.0}),
+        "iso_worker_drain_timeout_s": (3.0, {"drain_seconds": 3.0}),
+    }
+    elsewhere = {"auth_key_file", "tls_cert", "tls_key", "tls_client_ca", "require_profile_binding"}
+    elsewhere |= {"http_port", "http_host", "http_token_file", "log_level", "iso_backend", "learners"}
+    fields = {field.name for field in attrs.fields(SyncerFlags)}
+    assert POLICY.keys() | told.keys() | pool.keys() | elsewhere == fields
+    base = {"learners": 2, "total_steps": 9}
+    before = SyncerFlags(**base).config()
+    for flag, (value, expected) in told.items():
+        assert differences(before, SyncerFlags(**base | {flag: value}).config()) == expected, flag
+    base |= {"iso_worker_devices": "cpu"}
+    before = SyncerFlags(**base).config()
+    for flag, (value, expected) in pool.items():
+        after = SyncerFlags(**base | {flag: value}).config()
+        assert differences(before, after).keys() == {"svd"}, flag
+        assert differences(before.svd, after.svd) == expected, flag
 
 
 def test_every_flag_of_a_learner():

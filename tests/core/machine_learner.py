@@ -13,7 +13,8 @@ from attrs import define, field, frozen
 from core_fleet import generation
 
 from yeto.core.values import Member, SessionTerms
-from yeto.learner.anchors import Answer, Broadcast, FragmentBook, Pull, SavedBook, Verdict
+from yeto.learner.anchors import FragmentBook, SavedBook
+from yeto.learner.exchanged import Answer, Broadcast, Pull, Verdict
 
 VALUES = np.zeros(1, dtype=np.float32)
 TOKENS = 100
@@ -135,7 +136,7 @@ class Learner:
 
     def initialise(self, fragment: int, digest: str) -> None:
         """Take its own initial value for an anchor, while it has no other."""
-        if self.book.version(fragment) is None:
+        if self.book.saved().fragments[fragment].anchor is None:
             self.book.adopt_init(fragment, VALUES, digest)
 
     def train(self, steps: int, budget: int | None) -> None:

@@ -134,7 +134,7 @@ def _learner(world: World, learner: Learner) -> bool:
     elif (
         learner.pulls
         and not learner.is_frozen
-        and any(not learner.book.has_work(fragment) for fragment in learner.pulls)
+        and any(not learner.book.work(fragment)[0] for fragment in learner.pulls)
     ):
         world.wait(STEP_SECONDS)
         learner.train(1, budget)

@@ -131,7 +131,7 @@ class TestCrossing:
         bench.arrivals.put_broadcast(broadcast(1, 4.0))
         bench.boundary.cross(1)
         assert bench.local() == 5.5
-        assert bench.book.anchor(0) == array(4.0)
+        assert bench.book.saved().fragments[0].anchor == array(4.0)
         bench.set_local(7.5)
         bench.book.count_step(1)
         bench.arrivals.put_pull(pull(2))

@@ -166,7 +166,7 @@ class TestEnds:
             await receiver.close()
         await left.aclose()
 
-    async def test_last_received_at_and_silence(self, mock_clock):
+    async def test_silence(self, mock_clock):
         sender, receiver = memory_pair()
         mock_clock.jump(5)
         assert receiver.silent_seconds == 0
@@ -178,13 +178,11 @@ class TestEnds:
             await sender.stream.send_all(b"a")
             await trio.testing.wait_all_tasks_blocked()
             assert receiver.silent_seconds == 0
-            assert receiver.last_received_at == trio.current_time()
             mock_clock.jump(2)
             assert receiver.silent_seconds == 2
             await sender.stream.send_all(b"b")
         mock_clock.jump(10)
         assert receiver.silent_seconds == 0
-        assert receiver.last_received_at == trio.current_time() - 10
 
 
 class TestSending:

@@ -6,7 +6,8 @@ import pytest
 from attrs import evolve
 
 from yeto.core import CoreConfig, commits, sealing
-from yeto.learner.anchors import FragmentBook, Verdict
+from yeto.learner.anchors import FragmentBook
+from yeto.learner.exchanged import Verdict
 from yeto.sim import Faults, LearnerSpec, SimConfig, SyncerSpec
 from yeto.sim.campaign import KINDS, CampaignError, draw, run_checked, run_seeds
 from yeto.sim.client import Client

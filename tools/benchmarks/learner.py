@@ -32,10 +32,11 @@ from attrs import frozen
 from benchmarks.figures import Report, Target, figure_of
 from benchmarks.timing import Spent, cpu_clock, in_child, reset_peak, wall_clock
 from yeto.layout import build_layout
-from yeto.learner.anchors import Broadcast, FragmentBook, Pull
+from yeto.learner.anchors import FragmentBook
 from yeto.learner.app import Learner
 from yeto.learner.boundary import Boundary
 from yeto.learner.config import NO_SYNCER, LearnerConfig
+from yeto.learner.exchanged import Broadcast, Pull
 from yeto.learner.fragments import LiveFragments
 from yeto.learner.loop import StepResult
 from yeto.learner.mailbox import Arrivals, Departures

@@ -49,11 +49,10 @@ from yeto.learner.exchanged import (
     Taken,
     Values,
     Verdict,
-    newest,
 )
 from yeto.learner.pages import Page, SavedBook, restored_page
 
-__all__ = ["Answer", "Broadcast", "FragmentBook", "Pull", "SavedBook", "Taken", "Verdict", "newest"]
+__all__ = ["FragmentBook", "SavedBook"]
 
 
 @define(kw_only=True)
@@ -259,19 +258,6 @@ class FragmentBook:
         """Newest version among the anchors."""
         return max((page.version for page in self._pages), default=0)
 
-    def has_work(self, fragment: int) -> bool:
-        """Whether there is a step that a push of the fragment would state."""
-        return self._work(self._pages[fragment])[0] > 0
-
     def work(self, fragment: int) -> tuple[int, int]:
         """Return the steps and tokens that a push of the fragment would state."""
         return self._work(self._pages[fragment])
-
-    def version(self, fragment: int) -> int | None:
-        """Version of a fragment's anchor; None without one."""
-        page = self._pages[fragment]
-        return None if page.anchor is None else page.version
-
-    def anchor(self, fragment: int) -> Values | None:
-        """Raw anchor of a fragment; None without one. Not to be written to."""
-        return self._pages[fragment].anchor

@@ -89,9 +89,6 @@ class Island:
         assert values is not None, "the head has the values"
         return torch.from_numpy(values)
 
-    def barrier(self) -> None:
-        """Wait until every rank is here."""
-
     def blame(self, error: Exception) -> None:
         """Raise the loss of a rank, if that is what an error comes of; else return."""
 
@@ -228,10 +225,6 @@ class RankedIsland(Island):
         with self._together():
             dist.broadcast(whole, 0)
         return whole
-
-    def barrier(self) -> None:
-        """Wait until every rank is here."""
-        self.sum(0)
 
     def blame(self, error: Exception) -> None:
         """Raise the loss of a rank, if that is what an error comes of; else return.

@@ -222,22 +222,15 @@ class Progress:
 
     def ended(self, code: int, reason: str, *, seconds: dict[str, float], empty_groups: int) -> None:
         """The learner is about to exit."""
-        with self._lock:
-            self._write(
-                "exit",
-                code=code,
-                reason=reason,
-                local_step=self.local_step,
-                global_step=self.global_step,
-                merges=self.merges,
-                tokens=self.tokens,
-                empty_groups=empty_groups,
-                seconds={name: round(value, 6) for name, value in seconds.items()},
-            )
+        rounded = {name: round(value, 6) for name, value in seconds.items()}
+        self._write_exit(code, reason, empty_groups=empty_groups, seconds=rounded)
         self._say(reason)
 
     def failed(self, code: int, reason: str) -> None:
         """The learner is about to exit for a reason that whoever runs it prints."""
+        self._write_exit(code, reason)
+
+    def _write_exit(self, code: int, reason: str, **more: Any) -> None:
         with self._lock:
             self._write(
                 "exit",
@@ -247,6 +240,7 @@ class Progress:
                 global_step=self.global_step,
                 merges=self.merges,
                 tokens=self.tokens,
+                **more,
             )
 
     def restore_terminal(self) -> None:

@@ -142,7 +142,7 @@ class Trainer:
         self._book = FragmentBook(
             num_fragments=self._num_fragments,
             alpha=0.0 if config.carries else float(config.merge_alpha),
-            error_feedback=config.wire_dtype == "q4" and config.q4_error_feedback,
+            error_feedback=config.owes_residuals,
             carries=config.carries,
         )
         self._boundary = Boundary(

@@ -59,7 +59,6 @@ class FrameStream:
     """One stream of frames. One task may read it and one may write it at a time.
 
     Attributes:
-        last_received_at: ``trio.current_time()`` when bytes last arrived, whatever they were.
         traffic: Where its bytes are counted, see `count_in`.
     """
 
@@ -73,7 +72,6 @@ class FrameStream:
         self._start = 0
         self._scratch: memoryview | None = None
         self._waiting_since: float | None = None
-        self.last_received_at = trio.current_time()
         self.traffic = Traffic()
 
     @property
@@ -257,7 +255,7 @@ class FrameStream:
             data = bytes(await self._waiting(self._stream.receive_some(most)))
         else:
             data = await self._waiting(direct.receive(self._socket, most))
-        self._note(len(data))
+        self.traffic.received += len(data)
         return data
 
     async def _receive_into(self, view: memoryview) -> int:
@@ -269,7 +267,7 @@ class FrameStream:
             data = await self._receive(len(view))
             view[: len(data)] = data
             return len(data)
-        self._note(got)
+        self.traffic.received += got
         return got
 
     async def _waiting(self, read: Awaitable[T]) -> T:
@@ -289,11 +287,6 @@ class FrameStream:
         """Raise LinkRefused if a failure is the peer's verdict on our certificate, which comes this late."""
         if self._tls is not None and isinstance(error, trio.BrokenResourceError):
             self._tls.check(error)
-
-    def _note(self, received: int) -> None:
-        if received:
-            self.last_received_at = trio.current_time()
-            self.traffic.received += received
 
 
 def set_socket_options(stream: trio.abc.Stream) -> None:

@@ -138,11 +138,6 @@ class Group:
         return self._control.peer
 
     @property
-    def last_received_at(self) -> float:
-        """``trio.current_time()`` when bytes last arrived on the control stream."""
-        return self._control.last_received_at
-
-    @property
     def is_complete(self) -> bool:
         """Whether all data streams are attached."""
         return self._complete.is_set()

@@ -43,10 +43,8 @@ Deliver: TypeAlias = Callable[[MessageType, TensorHead, Buffer], Awaitable[None]
 class Progress:
     """How much of a wanted message has arrived."""
 
-    type: MessageType
     head: TensorHead
     received_bytes: int
-    total_bytes: int
 
 
 class Inbox:
@@ -81,14 +79,9 @@ class Inbox:
     def progress(self) -> tuple[Progress, ...]:
         """The wanted messages under way, to whole slices."""
         return tuple(
-            Progress(
-                type=message.inner.type,
-                head=message.head,
-                received_bytes=message.received_bytes,
-                total_bytes=message.total,
-            )
+            Progress(head=message.head, received_bytes=message.received_bytes)
             for message in self._assembler.partials
-            if message.buffer is not None and message.inner is not None and message.head is not None
+            if message.buffer is not None and message.head is not None
         )
 
     async def receive(self, stream: FrameStream, header: FrameHeader) -> None:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, cast
 
 from attrs import frozen
 
-from yeto.learner.anchors import Broadcast, Pull, SavedBook, Taken, Verdict, newest
+from yeto.learner.anchors import SavedBook
+from yeto.learner.exchanged import Broadcast, Pull, Taken, Verdict, newest
 from yeto.sim.account import Fate, SavedWork
 from yeto.sim.agenda import Deviates, spell
 from yeto.sim.client import Client
@@ -365,7 +366,7 @@ class Learner:
                     Verdict.DROP if pull.generation != self._client.generation else self._book.verdict(pull)
                 )
                 if verdict is Verdict.HOLD:
-                    if not self._book.has_work(pull.fragment):
+                    if not self._book.work(pull.fragment)[0]:
                         wants_step = True
                     else:
                         self.world.note("pull_held")

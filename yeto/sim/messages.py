@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import define
 
-from yeto.learner.anchors import Answer
+from yeto.learner.exchanged import Answer
 from yeto.sim.account import Push
 
 

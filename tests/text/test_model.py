@@ -11,7 +11,7 @@ import torch
 from attrs import evolve
 from peft import get_peft_model_state_dict
 from torch import nn
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MambaConfig, MptConfig, Qwen3MoeConfig
 
 from yeto.errors import ConfigError
 from yeto.layout import build_layout
@@ -98,6 +98,17 @@ def test_experts_that_no_adapter_reaches_are_counted():
 def test_targets_that_cannot_be_are_refused(wanted, problem):
     with pytest.raises(ConfigError, match=problem):
         find_targets(llama(tie_word_embeddings=True), wanted)
+
+
+def test_layers_that_pefts_adapters_do_not_go_with_are_named_beside_those_there_are():
+    model = AutoModelForCausalLM.from_config(
+        MambaConfig(vocab_size=97, hidden_size=32, num_hidden_layers=1, state_size=4)
+    )
+    targets = find_targets(model, "auto").names
+    with pytest.raises(
+        ConfigError, match=r"'out_proj' is incom.*; name layers .* from: dt_proj, in_proj, out"
+    ):
+        add_adapter(model, targets, r=2, alpha=4)
 
 
 def test_a_head_of_its_own_may_have_an_adapter():
@@ -253,6 +264,31 @@ def test_a_model_that_lets_documents_see_each_other_is_noticed(config, monkeypat
     with pytest.raises(ConfigError, match="use --packing plain"):
         load_model(config)
     load_model(evolve(config, packing="plain"))
+
+
+def mpt():
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(
+        MptConfig(vocab_size=97, d_model=32, n_heads=4, n_layers=1, max_seq_len=64)
+    )
+
+
+@pytest.mark.parametrize("tuning", ["lora", "full"])
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [(gpt2, "GPT2LMHeadModel"), (mpt, "MptForCausalLM"), (lambda: llama(max_position_embeddings=64), None)],
+    ids=["table", "bias", "computed"],
+)
+def test_blocks_longer_than_a_model_takes_are_refused(config, monkeypatch, build, name, tuning):
+    monkeypatch.setattr(model_module, "load_base", lambda *args, **options: build())
+    config = evolve(config, packing="plain", tuning=tuning)
+    load_model(config)
+    config = evolve(config, seq_len=65)
+    if name is None:
+        assert load_model(config).module.training
+    else:
+        with pytest.raises(ConfigError, match=f"--seq-len 65: {name} takes no more than 64 tokens; lower"):
+            load_model(config)
 
 
 @pytest.mark.parametrize(("fits", "expected"), [(1, 1), (5, 4), (64, 64), (1000, 64)])

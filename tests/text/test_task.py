@@ -284,8 +284,8 @@ def test_the_mask_report_shows_rows(config, capsys):
     assert "<|eos|>⟧" in text
 
 
-def test_a_tokenizer_of_another_model_is_refused(config, tmp_path, tiny):
-    """A tokenizer with more tokens than the model has is caught before it is looked up."""
+def test_a_tokenizer_of_another_model_is_refused(config, fixtures, tmp_path, tiny):
+    """A tokenizer with more tokens than the model has is caught before one is looked up."""
     small = LlamaConfig(
         vocab_size=300,
         hidden_size=16,
@@ -299,6 +299,10 @@ def test_a_tokenizer_of_another_model_is_refused(config, tmp_path, tiny):
     task = build_task(evolve(config, model=str(tmp_path / "model")))
     with pytest.raises(DataError, match="the model has only 300"):
         list(islice(task.batches(), 20))
+    heldout = evolve(task.config, eval_data=str(fixtures / "chat" / "heldout.jsonl"))
+    for score in (build_task, lambda config: heldout_loss(config.model, None, config)):
+        with pytest.raises(DataError, match=f"^--model {tmp_path / 'model'}: .* the model has only 300"):
+            score(heldout)
 
 
 def test_a_saved_adapter_gives_the_tasks_own_loss(config, fixtures, tmp_path):

@@ -27,7 +27,7 @@ from yeto.text.config import TextConfig
 from yeto.text.lora import quiet
 from yeto.text.loss import summed_cross_entropy
 from yeto.text.masks import Encoded
-from yeto.text.model import load_base
+from yeto.text.model import load_base, require_vocabulary
 from yeto.text.stream import encoder_of
 from yeto.text.tokenizer import load_tokenizer
 from yeto.tuning.devices import choose_device, compute_in
@@ -65,7 +65,7 @@ def heldout_loss(model: str, adapter: Path | None, config: TextConfig) -> Evalua
 
     Raises:
         ConfigError: the model does not load.
-        DataError: a held-out row cannot be used, or none of them has a target.
+        DataError: a held-out row cannot be used, by the model either, or none of them has a target.
     """
     rows = heldout_rows(config, load_tokenizer(config))
     device = choose_device(config.device)
@@ -73,6 +73,7 @@ def heldout_loss(model: str, adapter: Path | None, config: TextConfig) -> Evalua
     scored = evolve(config, model=model, model_revision=revision)
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     module = load_base(scored, dtype)
+    require_vocabulary(module, [row.ids for row in rows], model)
     if adapter is not None:
         with quiet():
             module = PeftModel.from_pretrained(module, str(adapter))

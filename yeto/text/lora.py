@@ -93,11 +93,15 @@ def add_adapter(
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         task_type="CAUSAL_LM",
     )
+    linear = _suffixes(_linear_modules(model))
     with quiet():
         try:
             adapted = get_peft_model(model, config, adapter_name=ADAPTER)
         except ValueError as error:
-            raise ConfigError(f"--lora-targets: {' '.join(str(error).split())}") from error
+            cause = " ".join(str(error).split()).rstrip(".")
+            raise ConfigError(
+                f"--lora-targets: {cause}; name layers that can have an adapter, from: {', '.join(linear)}"
+            ) from error
     for parameter in adapted.parameters():
         if parameter.requires_grad and parameter.dtype != torch.float32:
             parameter.data = parameter.data.float()
@@ -120,6 +124,11 @@ def save_adapter(model: PeftModel, folder: str, state: dict[str, torch.Tensor] |
 def saves_base_layers(targets: tuple[str, ...]) -> bool:
     """Tell whether an adapter folder has frozen base layers in it: those of adapted embeddings."""
     return bool(set(targets).intersection(EMBEDDING_TARGETS))
+
+
+def beneath(model: Any) -> Any:
+    """Return the model of transformers itself, with adapters in it or not."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 @contextmanager

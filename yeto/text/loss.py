@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from yeto.text.lora import beneath
+
 CHUNK_TARGETS = 1024
 """Targets whose float32 logits exist at one time: 0.6 GB at a vocabulary of 150,000."""
 
@@ -64,8 +66,7 @@ def summed_cross_entropy(
 
 def keeps_logits(model: Any) -> bool:
     """Tell whether a model can be asked for the logits of some positions only."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return "logits_to_keep" in inspect.signature(base.forward).parameters
+    return "logits_to_keep" in inspect.signature(beneath(model).forward).parameters
 
 
 def _summed(logits: Tensor, targets: Tensor) -> Tensor:

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from attrs import field, frozen
 from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from yeto.errors import ConfigError
+from yeto.errors import ConfigError, DataError
 from yeto.text.config import TextConfig
-from yeto.text.lora import EMBEDDING_TARGETS, LoraTargets, add_adapter, find_targets, quiet
+from yeto.text.lora import EMBEDDING_TARGETS, LoraTargets, add_adapter, beneath, find_targets, quiet
+from yeto.text.loss import summed_cross_entropy
 from yeto.tuning.devices import choose_device, compute_in
 from yeto.tuning.hub import cause_of
 from yeto.tuning.identity import ModelIdentity, fetched_commit, identify
@@ -145,10 +147,11 @@ def load_model(config: TextConfig) -> LoadedModel:
     loaded = LoadedModel(
         module=module, identity=identity, device=device, compute_dtype=compute_dtype, targets=targets
     )
+    _require_room(loaded, config.seq_len)
     if config.packing == "documents" and documents_leak(loaded):
         raise ConfigError(
-            f"--packing documents: {type(module).__name__} lets a document see the one before it in a block, "
-            "because it does not keep position ids apart; use --packing plain"
+            f"--packing documents: {type(beneath(module)).__name__} lets a document see the one "
+            "before it in a block, because it does not keep position ids apart; use --packing plain"
         )
     return loaded
 
@@ -170,6 +173,26 @@ def documents_leak(loaded: LoadedModel) -> bool:
     module.train()
     difference = (logits[0] - logits[1]).abs().max()
     return bool(difference > 1e-5 * logits.abs().max())
+
+
+def require_vocabulary(module: Any, rows: Iterable[np.ndarray], model: str) -> None:
+    """Refuse tokens that a model has no embedding of, before they are looked up.
+
+    Args:
+        module: the model.
+        rows: token ids.
+        model: its name, for the message.
+
+    Raises:
+        DataError: naming the highest of them.
+    """
+    size = module.get_input_embeddings().weight.shape[0]
+    highest = max((int(ids.max()) for ids in rows if len(ids)), default=0)
+    if highest >= size:
+        raise DataError(
+            f"--model {model}: its tokenizer gives token {highest}, but the model has only {size}; the two "
+            "do not belong together"
+        )
 
 
 def probe_micro_batch(step: Callable[[int], None], limit: int = PROBE_LIMIT) -> int:
@@ -200,6 +223,34 @@ def probe_micro_batch(step: Callable[[int], None], limit: int = PROBE_LIMIT) -> 
     return best
 
 
+def _require_room(loaded: LoadedModel, seq_len: int) -> None:
+    """Refuse blocks that are longer than what a model takes.
+
+    Tried, not looked up: most models compute positions and go beyond what they state, some look them up.
+
+    Raises:
+        ConfigError: so it is.
+    """
+    module, base = loaded.module, beneath(loaded.module)
+    settings = base.config.get_text_config()
+    stated = getattr(settings, "max_position_embeddings", None) or getattr(settings, "max_seq_len", None)
+    if stated is None or seq_len <= stated:
+        return
+    ids = torch.zeros(1, seq_len, dtype=torch.int64, device=loaded.device)
+    module.eval()
+    try:
+        with torch.no_grad(), loaded.autocast():
+            summed_cross_entropy(module, ids, torch.zeros_like(ids), None)
+    except torch.OutOfMemoryError:
+        raise
+    except (IndexError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"--seq-len {seq_len}: {type(base).__name__} takes no more than {stated} tokens; lower it to that"
+        ) from error
+    finally:
+        module.train()
+
+
 def _say_skipped_experts(targets: LoraTargets) -> None:
     if targets.skipped_expert_parameters:
         logger.warning(
@@ -220,7 +271,7 @@ def _say_base_layers(targets: LoraTargets) -> None:
 
 
 def _set_checkpointing(module: Any, wanted: str, device: torch.device) -> None:
-    base = module.get_base_model() if hasattr(module, "get_base_model") else module
+    base = beneath(module)
     if wanted == "off" or (wanted == "auto" and device.type == "cpu"):
         return
     if not base.supports_gradient_checkpointing:

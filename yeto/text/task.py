@@ -15,7 +15,7 @@ import torch
 from attrs import field, frozen
 from torch import nn
 
-from yeto.errors import ConfigError, DataError
+from yeto.errors import ConfigError
 from yeto.learner.task import Batch, Evaluation
 from yeto.text.compiled import as_written, compile_model, compiler_told
 from yeto.text.config import TextConfig
@@ -25,7 +25,7 @@ from yeto.text.loader import BlockLoader, LoaderState
 from yeto.text.lora import save_adapter, saves_base_layers
 from yeto.text.loss import summed_cross_entropy
 from yeto.text.masks import ChatEncoder, Encoded, highlight
-from yeto.text.model import LoadedModel, load_model, probe_micro_batch
+from yeto.text.model import LoadedModel, load_model, probe_micro_batch, require_vocabulary
 from yeto.text.packing import Block, PackingCounts
 from yeto.text.position import Positions
 from yeto.text.stream import encoder_of, nothing_left
@@ -181,13 +181,8 @@ class TextTask:
         self._tokenizer.save_pretrained(folder)
 
     def _batch(self, blocks: list[Block], position: Any = None) -> Batch:
+        require_vocabulary(self._model.module, [block.ids for block in blocks], self.config.model)
         ids = _stacked([block.ids for block in blocks])
-        vocabulary = self._model.module.get_input_embeddings().weight.shape[0]
-        if int(ids.max()) >= vocabulary:
-            raise DataError(
-                f"--model {self.config.model}: its tokenizer gives token {int(ids.max())}, but the model has "
-                f"only {vocabulary}; the two do not belong together"
-            )
         weights = _stacked([block.weights for block in blocks])
         documents = self.config.packing == "documents"
         positions = _stacked([block.positions for block in blocks]) if documents else None
@@ -272,6 +267,8 @@ def build_task(config: TextConfig) -> TextTask:
         for text in mask_report(config, tokenizer):
             print(text, file=sys.stderr)
     model = load_model(config)
+    if heldout is not None:
+        require_vocabulary(model.module, [row.ids for row in heldout], config.model)
     task = TextTask(config, model, tokenizer, heldout, first_row=first_row)
     if model.targets is not None:
         logger.info(

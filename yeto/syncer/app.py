@@ -50,13 +50,14 @@ from yeto.syncer.config import SyncerConfig, words_of_safety
 from yeto.syncer.dispatch import Ending, Orders
 from yeto.syncer.initial import Initial
 from yeto.syncer.listener import Listener
+from yeto.syncer.past import resumed_event
 from yeto.syncer.pump import UNSTAMPED, Pump, SessionClock
 from yeto.syncer.receivers import Receivers
 from yeto.syncer.recorder import Recorder
 from yeto.syncer.registry import Registry
 from yeto.syncer.rounds import Rounds
 from yeto.syncer.session import Session
-from yeto.syncer.start import Start, prepare, resumed_event
+from yeto.syncer.start import Start, prepare
 from yeto.syncer.svd_merges import SvdMerges
 from yeto.syncer.svd_pool import SvdPool, svd_pool
 from yeto.tape import Past

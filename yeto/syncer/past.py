@@ -1,11 +1,22 @@
-"""What the event tape says about a checkpoint: whether it is its tape, and who still owes an ACK."""
+"""What a resume knows of the past: what the tape says about the checkpoint, and the one event that is told.
+
+Whether it is the checkpoint's tape, and who still owes an ACK, is a fold of the tape. Everything else that
+the coordinator goes on with stands in the checkpoint.
+"""
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 
+import attrs
+
+from yeto.core import CoreConfig
+from yeto.core.events import SessionResumed
+from yeto.core.values import FragmentMark, LedgerEntry, OuterMark, SessionTerms
 from yeto.errors import CheckpointError
 from yeto.state import Checkpoint
+from yeto.syncer.pump import UNSTAMPED
 from yeto.tape import Mark, Past, Tail, TapeWriter, read
 from yeto.tape.past import PastSearch
 
@@ -52,3 +63,71 @@ def _found(search: PastSearch, path: Path, checkpoint: Checkpoint) -> Past:
             "values; name the right one, or a new one to go on without its history (--event-tape)"
         )
     return past
+
+
+def unknown_terms(checkpoint: Checkpoint) -> SessionTerms:
+    """Return terms that stand for those which a learner will state."""
+    return SessionTerms(
+        dtype="f32",
+        num_fragments=len(checkpoint.fragments),
+        fingerprint=checkpoint.fingerprint or "0" * 64,
+        contract=checkpoint.contract or "0" * 64,
+        profile=None,
+    )
+
+
+def _stated_terms(checkpoint: Checkpoint) -> SessionTerms:
+    """Return the terms that a checkpoint of our own format fixes."""
+    dtype, fingerprint, contract = checkpoint.dtype, checkpoint.fingerprint, checkpoint.contract
+    assert dtype is not None, "only our own format states its terms"
+    assert fingerprint is not None
+    assert contract is not None
+    return SessionTerms(
+        dtype=dtype,
+        num_fragments=len(checkpoint.fragments),
+        fingerprint=fingerprint,
+        contract=contract,
+        profile=checkpoint.profile,
+    )
+
+
+def resumed_event(
+    checkpoint: Checkpoint, core: CoreConfig, past: Past, terms: SessionTerms | None = None
+) -> SessionResumed:
+    """Return what the coordinator is told of a checkpoint that a resume may take.
+
+    Args:
+        checkpoint: what is gone on from.
+        core: the settings now.
+        past: what the tape knows of it.
+        terms: of the session, where the checkpoint does not state them itself.
+    """
+    return SessionResumed(
+        at=UNSTAMPED,
+        wall_clock=wall_clock(),
+        config=core,
+        terms=_stated_terms(checkpoint) if terms is None else terms,
+        step=checkpoint.step,
+        fragments=tuple(
+            FragmentMark(
+                fragment=version.fragment,
+                version=version.version,
+                params_digest=version.params_digest,
+                momentum_digest=version.momentum_digest,
+            )
+            for version in checkpoint.fragments
+        ),
+        ledger=tuple(LedgerEntry(**attrs.asdict(entry)) for entry in checkpoint.ledger),
+        checkpoint_seq=past.checkpoint_seq,
+        awaited=past.awaited,
+        acked=past.acked,
+        finish_target=checkpoint.finish_target,
+        outer_marks=None
+        if checkpoint.outer_marks is None
+        else tuple(OuterMark(**attrs.asdict(mark)) for mark in checkpoint.outer_marks),
+    )
+
+
+def wall_clock() -> str:
+    """Return the time of day, with its offset, as people write it."""
+    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")

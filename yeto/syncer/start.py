@@ -3,14 +3,13 @@
 A fresh start must not find files of an earlier run. A resumed one reads its checkpoint with every digest
 checked, compares the settings, finds the checkpoint on its tape, and asks the rules whether such a session
 can go on; only then does anything get onto the tape. All that the coordinator has to know of the past is
-one event, ``session_resumed``.
+one event, ``session_resumed`` (``yeto.syncer.past``).
 
 This blocks on files: it runs before there is anybody whom that could hold up.
 """
 
 from __future__ import annotations
 
-import datetime
 import logging
 import sys
 import uuid
@@ -26,7 +25,6 @@ from yeto.core import CoreConfig, State, initial_state, step
 from yeto.core.decisions import SessionOpened
 from yeto.core.events import SessionResumed
 from yeto.core.outer import with_numbers
-from yeto.core.values import FragmentMark, LedgerEntry, OuterMark, SessionTerms
 from yeto.errors import CheckpointError, ConfigError
 from yeto.state import (
     Checkpoint,
@@ -40,9 +38,8 @@ from yeto.state import (
     validate_single_file,
 )
 from yeto.syncer.config import StartMode, SyncerConfig
-from yeto.syncer.past import find_past, resume_tape
+from yeto.syncer.past import find_past, resume_tape, resumed_event, unknown_terms, wall_clock
 from yeto.syncer.payloads import Arithmetic, RecordingFolder, open_recording
-from yeto.syncer.pump import UNSTAMPED
 from yeto.tape import Header, Past, TapeWriter, read
 
 log = logging.getLogger("yeto.syncer")
@@ -195,7 +192,7 @@ def _older(config: SyncerConfig, held: ExitStack, core: CoreConfig, checkpoint: 
     )
     require_space(config.checkpoint_path, sum(version.numel for version in checkpoint.fragments))
     state = initial_state(core)
-    step(state, resumed_event(checkpoint, core, Past(checkpoint_seq=None), _unknown(checkpoint)))
+    step(state, resumed_event(checkpoint, core, Past(checkpoint_seq=None), unknown_terms(checkpoint)))
     if config.event_tape.exists():
         if any(isinstance(record.body, SessionOpened) for record in read(config.event_tape)):
             # It is an earlier start from this file, or it stops here.
@@ -211,17 +208,6 @@ def _older(config: SyncerConfig, held: ExitStack, core: CoreConfig, checkpoint: 
         checkpoint.step,
     )
     return Start(state=state, tape=tape, begin_at=0.0, older=checkpoint)
-
-
-def _unknown(checkpoint: Checkpoint) -> SessionTerms:
-    """Return terms that stand for those which a learner will state."""
-    return SessionTerms(
-        dtype="f32",
-        num_fragments=len(checkpoint.fragments),
-        fingerprint=checkpoint.fingerprint or "0" * 64,
-        contract=checkpoint.contract or "0" * 64,
-        profile=None,
-    )
 
 
 def _say_what_is_restored(checkpoint: Checkpoint, event: SessionResumed, target: int) -> None:
@@ -241,69 +227,13 @@ def _say_what_is_restored(checkpoint: Checkpoint, event: SessionResumed, target:
         )
 
 
-def stated_terms(checkpoint: Checkpoint) -> SessionTerms:
-    """Return the terms that a checkpoint of our own format fixes."""
-    dtype, fingerprint, contract = checkpoint.dtype, checkpoint.fingerprint, checkpoint.contract
-    assert dtype is not None, "only our own format states its terms"
-    assert fingerprint is not None
-    assert contract is not None
-    return SessionTerms(
-        dtype=dtype,
-        num_fragments=len(checkpoint.fragments),
-        fingerprint=fingerprint,
-        contract=contract,
-        profile=checkpoint.profile,
-    )
-
-
-def resumed_event(
-    checkpoint: Checkpoint, core: CoreConfig, past: Past, terms: SessionTerms | None = None
-) -> SessionResumed:
-    """Return what the coordinator is told of a checkpoint that a resume may take.
-
-    Args:
-        checkpoint: what is gone on from.
-        core: the settings now.
-        past: what the tape knows of it.
-        terms: of the session, where the checkpoint does not state them itself.
-    """
-    return SessionResumed(
-        at=UNSTAMPED,
-        wall_clock=_wall_clock(),
-        config=core,
-        terms=stated_terms(checkpoint) if terms is None else terms,
-        step=checkpoint.step,
-        fragments=tuple(
-            FragmentMark(
-                fragment=version.fragment,
-                version=version.version,
-                params_digest=version.params_digest,
-                momentum_digest=version.momentum_digest,
-            )
-            for version in checkpoint.fragments
-        ),
-        ledger=tuple(LedgerEntry(**attrs.asdict(entry)) for entry in checkpoint.ledger),
-        checkpoint_seq=past.checkpoint_seq,
-        awaited=past.awaited,
-        acked=past.acked,
-        finish_target=checkpoint.finish_target,
-        outer_marks=None
-        if checkpoint.outer_marks is None
-        else tuple(OuterMark(**attrs.asdict(mark)) for mark in checkpoint.outer_marks),
-    )
-
-
 def _header(core: CoreConfig) -> Header:
     return Header(
         software_version=__version__,
-        wall_clock=_wall_clock(),
+        wall_clock=wall_clock(),
         session_id=uuid.uuid4().hex,
         config=core,
     )
-
-
-def _wall_clock() -> str:
-    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def _set_aside(tape: Path) -> None:

@@ -150,8 +150,18 @@ class TestEnds:
         with pytest.raises(LinkClosed, match=r"receiving failed: .*reset"):
             await receiver.read_into(memoryview(bytearray(1)))
         await ends("sending failed", send_for_ever, receiver)
-        with pytest.raises(LinkClosed, match="closed on this side"):
-            await receiver.send(MessageType.SHUTDOWN)
+        await ends("sending failed", receiver.send, MessageType.SHUTDOWN)
+
+    async def test_a_failed_send_is_what_the_reader_tells_too(self):
+        """It closes the stream, which wakes the reader: the end of a group may be told by either."""
+        left, right = trio.testing.memory_stream_pair()
+        stream = FrameStream(right)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ends, "sending failed", stream.read_into, memoryview(bytearray(1)))
+            await trio.testing.wait_all_tasks_blocked()
+            await left.receive_stream.aclose()
+            await ends("sending failed", stream.send, MessageType.SHUTDOWN)
+        await left.aclose()
 
     @pytest.mark.parametrize("sockets", [False, True])
     async def test_closed_on_this_side_while_reading(self, sockets):

@@ -72,6 +72,8 @@ class FrameStream:
         self._start = 0
         self._scratch: memoryview | None = None
         self._waiting_since: float | None = None
+        # What whoever finds the stream closed is told.
+        self._end = LinkClosed("the connection was closed on this side")
         self.traffic = Traffic()
 
     @property
@@ -183,11 +185,12 @@ class FrameStream:
                 await self._send_all(parts[-1])
             self.traffic.sent += HEADER_BYTES + length
         except trio.ClosedResourceError:
-            raise LinkClosed("the connection was closed on this side") from None
+            raise self._end from None
         except (trio.BrokenResourceError, OSError) as error:
+            # Before it is closed: whoever reads it wakes up then, and may be the first to say why.
+            self._end = self._failure("sending", error)
             await self.close()
-            self._check_tls(error)
-            raise LinkClosed(f"sending failed: {_cause(error)}") from error
+            raise self._end from error
         except BaseException:
             await self.close()
             raise
@@ -276,17 +279,19 @@ class FrameStream:
         try:
             return await read
         except trio.ClosedResourceError:
-            raise LinkClosed("the connection was closed on this side") from None
+            raise self._end from None
         except (trio.BrokenResourceError, OSError) as error:
-            self._check_tls(error)
-            raise LinkClosed(f"receiving failed: {_cause(error)}") from error
+            raise self._failure("receiving", error) from error
         finally:
             self._waiting_since = None
 
-    def _check_tls(self, error: Exception) -> None:
-        """Raise LinkRefused if a failure is the peer's verdict on our certificate, which comes this late."""
+    def _failure(self, what: str, error: Exception) -> LinkClosed:
+        """Return how a failure ends the link: LinkRefused when it is the peer's late verdict on our TLS."""
         if self._tls is not None and isinstance(error, trio.BrokenResourceError):
-            self._tls.check(error)
+            refused = self._tls.refusal(error)
+            if refused is not None:
+                return refused
+        return LinkClosed(f"{what} failed: {_cause(error)}")
 
 
 def set_socket_options(stream: trio.abc.Stream) -> None:

@@ -152,18 +152,19 @@ class TlsStream(trio.abc.HalfCloseableStream):
             if alert:
                 with trio.move_on_after(ALERT_SECONDS), suppress(trio.BrokenResourceError):
                     await self.raw.send_all(alert)
-            self.check(error)
+            refused = self.refusal(error)
+            if refused is not None:
+                raise refused from error
             cause = error.__cause__
             if isinstance(cause, ssl.SSLError) and not _is_end(cause):
                 raise LinkRefused(f"the TLS handshake failed: {openssl_words(cause)}") from error
             raise LinkClosed(f"the connection ended in the TLS handshake: {cause}") from error
 
-    def check(self, error: trio.BrokenResourceError) -> None:
-        """Raise LinkRefused if a failure means that one side does not take the other's TLS."""
+    def refusal(self, error: trio.BrokenResourceError) -> LinkRefused | None:
+        """Return what a failure means if one side does not take the other's TLS, else None."""
         cause = error.__cause__
         text = explain(cause, server_side=self._is_server) if isinstance(cause, ssl.SSLError) else None
-        if text is not None:
-            raise LinkRefused(text) from error
+        return None if text is None else LinkRefused(text)
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         """Return what has arrived, at most a record."""

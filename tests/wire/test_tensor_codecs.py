@@ -2,7 +2,6 @@ import json
 import math
 import struct
 import warnings
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -70,10 +69,6 @@ def test_out_into_and_ranges_give_the_same(codec, numel):
     np.testing.assert_array_equal(bits(out), bits(decoded))
     np.testing.assert_array_equal(codec.decode(np.frombuffer(data, dtype=np.uint8), numel), decoded)
 
-    cuts = sorted({0, *(c for c in (256, 512, 65536) if c < numel), numel})
-    parts = [codec.decode_range(data, numel, a, b) for a, b in pairwise(cuts)]
-    np.testing.assert_array_equal(bits(np.concatenate([*parts, decoded[:0]])), bits(decoded))
-
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_bugs_of_the_caller_are_value_errors(codec):
@@ -84,13 +79,6 @@ def test_bugs_of_the_caller_are_value_errors(codec):
         codec.decode(data, 600, np.empty(599, dtype=np.float32))
     with pytest.raises(ValueError, match="wanted float32"):
         codec.decode(data, 600, np.empty(600, dtype=np.float64))
-    for start, stop in ((-256, 0), (256, 0), (0, 601)):
-        with pytest.raises(ValueError, match="no range"):
-            codec.decode_range(data, 600, start, stop)
-    with pytest.raises(ValueError, match="no range"):
-        q4.decode_range(q4.encode(np.ones(600, dtype=np.float32)), 600, 0, 300)
-    with pytest.raises(ProtocolError):
-        codec.decode_range(data[:-1], 600, 0, 256)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -298,7 +286,6 @@ def test_q4_cannot_hide_a_value_that_is_not_finite(value):
     data = q4.encode(values)
     with pytest.raises(NonFiniteError, match="q4 tensor: scale of block 1 is"):
         q4.decode(data, 600)
-    np.testing.assert_array_equal(q4.decode_range(data, 600, 0, 256), values[:256])
 
 
 @pytest.mark.parametrize("scale", [math.nan, math.inf, -math.inf, -1.0, -1e-45])

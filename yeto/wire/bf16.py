@@ -19,12 +19,9 @@ from yeto.wire.tensorbytes import (
     as_values,
     destination,
     payload_bytes,
-    range_bytes,
 )
 
 NAME: Final = "bf16"
-ALIGNMENT: Final = 1
-"""Elements that a range must start at a multiple of."""
 
 _HALF_UNIT: Final = np.uint32(0x7FFF)
 _QUIET: Final = np.uint32(0x0040)
@@ -88,10 +85,3 @@ def decode(data: Payload, numel: int, out: Values | None = None) -> Values:
         block[:] = halves[start : start + BLOCK_ELEMENTS]
         block <<= _SIXTEEN
     return target
-
-
-def decode_range(data: Payload, numel: int, start: int, stop: int, out: Values | None = None) -> Values:
-    """Decode elements ``start`` to ``stop`` of ``numel``; otherwise as ``decode``."""
-    view = payload_bytes(data, encoded_size(numel), NAME)
-    first, last = range_bytes(numel, start, stop, ALIGNMENT, encoded_size)
-    return decode(view[first:last], stop - start, out)

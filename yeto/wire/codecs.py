@@ -22,7 +22,6 @@ class Codec(Protocol):
     """What each codec module offers; see ``yeto.wire.bf16`` for the contract of each function."""
 
     NAME: str
-    ALIGNMENT: int
 
     def encoded_size(self, numel: int) -> int: ...  # noqa: D102
 
@@ -31,10 +30,6 @@ class Codec(Protocol):
     def encode_into(self, values: Values, out: bytearray | memoryview) -> None: ...  # noqa: D102
 
     def decode(self, data: Payload, numel: int, out: Values | None = None) -> Values: ...  # noqa: D102
-
-    def decode_range(  # noqa: D102
-        self, data: Payload, numel: int, start: int, stop: int, out: Values | None = None
-    ) -> Values: ...
 
 
 _CODECS: Final[Mapping[str, Codec]] = {

@@ -9,11 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from yeto.wire.tensorbytes import Payload, Values, as_values, destination, payload_bytes, range_bytes
+from yeto.wire.tensorbytes import Payload, Values, as_values, destination, payload_bytes
 
 NAME: Final = "f32"
-ALIGNMENT: Final = 1
-"""Elements that a range must start at a multiple of."""
 
 
 def encoded_size(numel: int) -> int:
@@ -54,10 +52,3 @@ def decode(data: Payload, numel: int, out: Values | None = None) -> Values:
     target = destination(out, numel)
     target[:] = np.frombuffer(view, dtype="<f4")
     return target
-
-
-def decode_range(data: Payload, numel: int, start: int, stop: int, out: Values | None = None) -> Values:
-    """Decode elements ``start`` to ``stop`` of ``numel``; otherwise as ``decode``."""
-    view = payload_bytes(data, encoded_size(numel), NAME)
-    first, last = range_bytes(numel, start, stop, ALIGNMENT, encoded_size)
-    return decode(view[first:last], stop - start, out)

@@ -28,16 +28,15 @@ from yeto.wire.tensorbytes import (
     as_values,
     destination,
     payload_bytes,
-    range_bytes,
 )
 
 NAME: Final = "q4"
-ALIGNMENT: Final = 256
-"""Elements of a block; a range must start at a multiple of it."""
+BLOCK_NUMEL: Final = 256
+"""Elements of a block."""
 
-_CODE_BYTES: Final = ALIGNMENT // 2
+_CODE_BYTES: Final = BLOCK_NUMEL // 2
 _BLOCK_BYTES: Final = 4 + _CODE_BYTES
-_CHUNK_BLOCKS: Final = BLOCK_ELEMENTS // ALIGNMENT
+_CHUNK_BLOCKS: Final = BLOCK_ELEMENTS // BLOCK_NUMEL
 
 # Bit patterns of the smallest ratio of levels 1 to 7.
 _LEVEL_FLOORS: Final = np.array(
@@ -60,7 +59,7 @@ _PAIRS: Final = _pair_table()
 
 def encoded_size(numel: int) -> int:
     """Return the bytes that ``numel`` elements take: 132 for each block of 256, the last one padded."""
-    return -(-numel // ALIGNMENT) * _BLOCK_BYTES
+    return -(-numel // BLOCK_NUMEL) * _BLOCK_BYTES
 
 
 def encode(values: Values) -> bytes:
@@ -79,14 +78,14 @@ def encode_into(values: Values, out: bytearray | memoryview) -> None:
     """Write what ``encode`` returns into ``out``, which has exactly that size."""
     source = as_values(values)
     blocks = np.frombuffer(payload_bytes(out, encoded_size(source.size), NAME), dtype=_BLOCK)
-    whole = source.size // ALIGNMENT
+    whole = source.size // BLOCK_NUMEL
     for first in range(0, whole, _CHUNK_BLOCKS):
         last = min(first + _CHUNK_BLOCKS, whole)
-        rows = source[first * ALIGNMENT : last * ALIGNMENT].reshape(-1, ALIGNMENT)
+        rows = source[first * BLOCK_NUMEL : last * BLOCK_NUMEL].reshape(-1, BLOCK_NUMEL)
         _encode_rows(rows, blocks[first:last])
     if whole < blocks.size:
-        padded = np.zeros((1, ALIGNMENT), dtype=np.float32)
-        padded[0, : source.size - whole * ALIGNMENT] = source[whole * ALIGNMENT :]
+        padded = np.zeros((1, BLOCK_NUMEL), dtype=np.float32)
+        padded[0, : source.size - whole * BLOCK_NUMEL] = source[whole * BLOCK_NUMEL :]
         _encode_rows(padded, blocks[whole:])
 
 
@@ -104,16 +103,6 @@ def decode(data: Payload, numel: int, out: Values | None = None) -> Values:
     """
     blocks = np.frombuffer(payload_bytes(data, encoded_size(numel), NAME), dtype=_BLOCK)
     return _decode_blocks(blocks, numel, out)
-
-
-def decode_range(data: Payload, numel: int, start: int, stop: int, out: Values | None = None) -> Values:
-    """Decode elements ``start`` to ``stop`` of ``numel``; otherwise as ``decode``.
-
-    ``start`` must be a multiple of ``ALIGNMENT``, and so must ``stop`` unless it is ``numel``.
-    """
-    view = payload_bytes(data, encoded_size(numel), NAME)
-    first, last = range_bytes(numel, start, stop, ALIGNMENT, encoded_size)
-    return decode(view[first:last], stop - start, out)
 
 
 def _encode_rows(rows: Values, blocks: NDArray[np.void]) -> None:
@@ -138,15 +127,15 @@ def _decode_blocks(blocks: NDArray[np.void], numel: int, out: Values | None) -> 
         block = int(np.flatnonzero(bad)[0])
         raise NonFiniteError(f"q4 tensor: scale of block {block} is {scales[block]}, not a finite magnitude")
     target = destination(out, numel)
-    whole = numel // ALIGNMENT
+    whole = numel // BLOCK_NUMEL
     # A subnormal scale times 2**-6 may underflow to zero, which is its value then.
     with np.errstate(under="ignore"):
         for first in range(0, whole, _CHUNK_BLOCKS):
             last = min(first + _CHUNK_BLOCKS, whole)
-            rows = target[first * ALIGNMENT : last * ALIGNMENT].reshape(-1, ALIGNMENT)
+            rows = target[first * BLOCK_NUMEL : last * BLOCK_NUMEL].reshape(-1, BLOCK_NUMEL)
             _PAIRS.take(blocks["codes"][first:last], out=rows.view(np.uint64), mode="clip")
             rows *= scales[first:last, None]
         if whole < blocks.size:
             factors = _PAIRS.take(blocks["codes"][whole]).view(np.float32)
-            target[whole * ALIGNMENT :] = (factors * scales[whole])[: numel - whole * ALIGNMENT]
+            target[whole * BLOCK_NUMEL :] = (factors * scales[whole])[: numel - whole * BLOCK_NUMEL]
     return target

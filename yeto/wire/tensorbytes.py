@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
@@ -55,19 +54,3 @@ def destination(out: Values | None, numel: int) -> Values:
     if out.shape != (numel,) or out.dtype != np.float32:
         raise ValueError(f"out is {out.dtype}{out.shape}, wanted float32({numel},)")
     return out
-
-
-def range_bytes(
-    numel: int, start: int, stop: int, alignment: int, encoded_size: Callable[[int], int]
-) -> tuple[int, int]:
-    """Return the byte range that holds elements ``start`` to ``stop`` of ``numel``.
-
-    Raises:
-        ValueError: the range lies outside or does not start and end on ``alignment`` (the end may also be
-            ``numel``); a bug of the caller.
-    """
-    inside = 0 <= start <= stop <= numel
-    aligned = start % alignment == 0 and (stop % alignment == 0 or stop == numel)
-    if not (inside and aligned):
-        raise ValueError(f"elements {start} to {stop} of {numel} are no range on multiples of {alignment}")
-    return encoded_size(start), encoded_size(stop)

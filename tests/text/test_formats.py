@@ -105,6 +105,12 @@ def test_further_keys_of_a_message_are_kept_and_null_ones_dropped():
     assert messages(row) == [{"role": "assistant", "content": "x", "reasoning_content": "y"}]
 
 
+def test_a_list_of_no_calls_is_none():
+    """As tables have it that fill what a row lacks."""
+    row = {"messages": [TURNS[0] | {"tool_calls": []}, TURNS[1] | {"tool_calls": []}], "tools": []}
+    assert messages(row) == TURNS
+
+
 def turn(**change):
     return {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"} | change]}
 
@@ -124,7 +130,8 @@ def turn(**change):
         (turn(content=[{"type": "image"}]), "message 1: content part 'image' is not text"),
         (turn(content="\ud83d"), "message 1: half a surrogate pair at character 0"),
         ({"messages": [{"role": "assistant"}]}, "message 0 has neither content nor tool_calls"),
-        (turn(tool_calls=[]), "message 1: tool_calls is list, not a list of calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": []}]}, "message 0 has neither content nor tool_c"),
+        (turn(tool_calls="[]"), "message 1: tool_calls is str, not a list of calls"),
         (turn(tool_calls=["x"]), "message 1: a tool call is str"),
         (turn(tool_calls=[{"id": "1"}]), "message 1: a tool call has no function with a name"),
         (turn(tool_calls=[{"name": "f", "arguments": "{"}]), "tool-call arguments is not JSON"),

@@ -28,11 +28,12 @@ def values(path, **options):
     [
         lines().encode(),
         b"\xef\xbb\xbf" + lines().encode(),
+        b"\n\xef\xbb\xbf\r\n".join(b"\xef\xbb\xbf" + line for line in lines().encode().splitlines()),
         lines(end="\r\n").encode(),
         lines(end="\n\n \n\r\n").encode(),
         lines().rstrip("\n").encode(),
     ],
-    ids=["lf", "bom", "crlf", "blank lines", "no last newline"],
+    ids=["lf", "bom", "joined", "crlf", "blank lines", "no last newline"],
 )
 def test_jsonl_spellings_give_the_same_rows(tmp_path, content):
     path = tmp_path / "rows.jsonl"
@@ -194,6 +195,7 @@ def test_a_folder_gives_its_training_files_only(tmp_path):
     for name in ("train-00.jsonl", "train-01.jsonl", "test.jsonl", "validation.jsonl"):
         (tmp_path / name).write_text(lines([{"file": name}]))
     (tmp_path / "README.md").write_text("not data")
+    (tmp_path / "._train-00.jsonl").write_bytes(b"\0\5\x16\7")
     assert values(tmp_path) == [{"file": "train-00.jsonl"}, {"file": "train-01.jsonl"}]
     (tmp_path / "train-00.jsonl").unlink()
     (tmp_path / "train-01.jsonl").unlink()

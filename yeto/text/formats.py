@@ -6,8 +6,8 @@ text that nobody wrote.
 
 Message texts are kept to the letter. Three things are made uniform, because chat templates disagree about
 them and most render them as Python literals: content given as a list of text parts becomes their
-concatenation, tool-call arguments given as a JSON string become the object in it, and keys that hold null
-are dropped.
+concatenation, tool-call arguments given as a JSON string become the object in it, and keys that hold null,
+or a list of no tool calls, are dropped.
 """
 
 from __future__ import annotations
@@ -123,6 +123,8 @@ def _from_openai(row: Mapping[str, Any], origin: str) -> list[Message]:
         if role not in ROLES:
             raise DataError(f"{where}: role {role!r} is not one of {', '.join(ROLES)}")
         message = {key: value for key, value in raw.items() if value is not None}
+        if message.get("tool_calls") == []:
+            del message["tool_calls"]
         message["content"] = _content(message.get("content"), where)
         if "tool_calls" in message:
             message["tool_calls"] = _tool_calls(message["tool_calls"], where)

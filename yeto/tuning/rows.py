@@ -130,9 +130,14 @@ class FileSource:
             raise ConfigError(f"{flag} {spec}: no such file")
 
     def _folder(self, folder: str) -> list[str]:
-        """Return a folder's files in name order: those named train if there are any, never held-out ones."""
+        """Return a folder's files in name order: those named train if there are any, never held-out ones.
+
+        Nor hidden ones: such as ``._rows.jsonl``, which holds no rows, lie in folders that were on a Mac.
+        """
         paths = sorted(
-            path for path in self._fs.ls(folder, detail=False) if path.lower().endswith(EXTENSIONS)
+            path
+            for path in self._fs.ls(folder, detail=False)
+            if path.lower().endswith(EXTENSIONS) and not os.path.basename(path).startswith(".")
         )
         words = {path: _words(path) for path in paths}
         training = [path for path in paths if "train" in words[path]]
@@ -174,8 +179,8 @@ class FileSource:
             for text in _lines(file, byte):
                 line += 1
                 byte += len(text)
-                content = text.removeprefix(BOM) if line == 1 else text
-                content = content.rstrip(b"\n").removesuffix(b"\r")
+                # Files that were joined have one in front of each part.
+                content = text.removeprefix(BOM).rstrip(b"\n").removesuffix(b"\r")
                 if not content.strip():
                     continue
                 if wanted is None or row in wanted:

@@ -48,7 +48,7 @@ FUNCTIONS = [
 
 FLAG = re.compile(r"(?<![-\w])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*(?![-\w])")
 EVERYWHERE = {
-    *("--config", "--debug", "--help", "--role", "--lora", "--frame-bytes-max"),
+    *("--config", "--debug", "--help", "--version", "--role", "--lora", "--frame-bytes-max"),
     *("--nproc-per-node", "--nnodes", "--master-port", "--standalone", "--pid"),
     *(
         "--export-word",

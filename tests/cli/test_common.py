@@ -65,13 +65,27 @@ def test_a_table_of_another_role_is_left_alone(tmp_path):
     [
         ([], "yeto: --size is missing (see thing --help)"),
         (["--size"], "yeto: --size needs a value (see thing --help)"),
-        (["--size", "big"], "--size"),
-        (["--size", "1", "--share", "big"], 'unable to convert "big" into float or auto.'),
+        (["--size", "big"], "yeto: --size big: must be a whole number (see thing --help)"),
+        (["--size", "1", "--share", "big"], "yeto: --share big: must be a number or auto (see thing --help)"),
+        (["--size", "1", "--share", "aut"], "must be a number or auto; did you mean auto?"),
+        (["--size", "1e3"], "yeto: --size 1e3: must be a whole number (see thing --help)"),
+        (
+            ["--size", "1", "--quick=perhaps"],
+            "yeto: --quick perhaps: must be true or false (see thing --help)",
+        ),
+        (["--size", ""], "yeto: --size is empty; give it a value, or leave it out (see thing --help)"),
+        (["--size", "1", "--path", ""], "yeto: --path is empty; "),
+        (["--size", "1", "--size", "2"], "yeto: --size is given twice (see thing --help)"),
+        (["--size", "1", "a", "b"], "yeto: a b: more than this command takes (see thing --help)"),
+        (
+            ["--size", "1", "--nam=y"],
+            "yeto: --nam: there is no such flag; did you mean --name? (see thing --help)",
+        ),
         (["--size", "1.5"], "--size 1.5: must be a whole number"),
         (["--size", "1.0e999"], "--size 1.0e999: must be a whole number"),
         (["--size", "1.x"], "--size"),
-        (["--size", "1", "--mode", "c"], "--mode"),
-        (["--size", "1", "--colour", "red"], "--colour"),
+        (["--size", "1", "--mode", "c"], "yeto: --mode c: must be one of a, b (see thing --help)"),
+        (["--size", "1", "--colour", "red"], "yeto: --colour: there is no such flag (see thing --help)"),
         (["--size", "1", "--config", "/nowhere/run.toml"], "/nowhere/run.toml: No such file"),
         (["--size", "1", "--config"], "--config needs a value"),
     ],
@@ -83,6 +97,46 @@ def test_wrong_usage_is_one_line_and_exit_code_2(words, named, capsys):
     assert named in error
     assert error.startswith("yeto: ")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("rnu", "yeto: rnu: there is no such command; did you mean run? (see yeto --help)\n"),
+        ("sim", "yeto: sim: there is no such command; did you mean simulate? (see yeto --help)\n"),
+        ("--jsno", "yeto: --jsno: there is no such flag (see yeto --help)\n"),
+    ],
+)
+def test_a_wrong_command_is_refused_without_loading_any(word, said):
+    script = (
+        "import sys\n"
+        "from yeto.cli.main import main\n"
+        "try:\n"
+        f"    main([{word!r}])\n"
+        "finally:\n"
+        "    assert not [name for name in sys.modules if name.startswith(('yeto.core', 'yeto.cli.run'))]\n"
+    )
+    words = [sys.executable, "-c", script]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
+    assert (done.returncode, done.stderr) == (2, said)
+
+
+def test_a_value_of_the_environment_is_named_by_its_variable(monkeypatch, capsys):
+    monkeypatch.setenv("YETO_SIZE", "big")
+    assert run([])[0] == 2
+    assert capsys.readouterr().err == "yeto: YETO_SIZE big: must be a whole number (see thing --help)\n"
+    monkeypatch.setenv("YETO_SIZE", "")
+    assert run([])[0] == 2
+    assert capsys.readouterr().err.startswith("yeto: YETO_SIZE is empty; ")
+
+
+def test_what_stands_on_the_line_is_not_taken_from_the_environment(monkeypatch, capsys):
+    """``yeto down`` ends a run: that of a variable which another command wanted is not meant."""
+    monkeypatch.setenv("YETO_NAME", "trial")
+    with pytest.raises(SystemExit) as ended:
+        main(["down"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "yeto: NAME is missing (see yeto down --help)\n"
 
 
 def test_an_unknown_key_of_the_file_is_named(tmp_path, capsys):

@@ -59,15 +59,16 @@ def test_nothing_is_overwritten_and_nothing_half_written(keys_new, tmp_path):
     [
         (["--tls", "head:29400"], "'head:29400' is neither a host name nor an address"),
         (["--tls", "10.0.0.300"], "'10.0.0.300' is neither"),
-        (["--tls", ""], "'' is neither"),
+        (["--tls", ""], "--tls is empty"),
         (["--tls", "a,,b"], "'' is neither"),
         (["--tls", "a b"], "'a b' is neither"),
         (["--tls=-a"], "'-a' is neither"),
         (["--tls", "x" * 64], "is neither"),
         (["--tls", "höst"], "is neither"),
         (["--tls-clients", "2"], "--tls-clients: needs --tls HOST"),
-        (["--tls", "a", "--tls-days", "0"], '"0" for --tls-days. Must be >= 1'),
-        (["--tls-clients", "-1"], '"-1" for --tls-clients. Must be >= 0'),
+        (["--tls", "a", "--tls-days", "0"], "--tls-days 0: must be at least 1 (see yeto keys new --help)"),
+        (["--tls", "a", "--tls-days", "99999999"], "--tls-days 99999999: must be at most 36500"),
+        (["--tls-clients", "-1"], "--tls-clients -1: must be at least 0"),
     ],
 )
 def test_what_cannot_be_made(keys_new, tmp_path, words, told):

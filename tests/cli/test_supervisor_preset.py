@@ -95,7 +95,7 @@ def test_what_there_is_not(syncer):
     assert "--preset miles-seven-islands: there is none of that name; known: miles-six-islands" in said
     assert "--learners is missing" in syncer("--total-steps=9")
     learner = ("--model=x", "--data=y", "--syncer=none")
-    assert "Unknown option: --preset" in syncer(PRESET, *learner, role="learner")
+    assert "--preset: there is no such flag" in syncer(PRESET, *learner, role="learner")
     assert "--learner-budget-steps is missing" in syncer(PRESET, role="supervisor")
     assert "--learner-budget-steps 0: need at least 1" in syncer(
         PRESET, "--learner-budget-steps=0", role="supervisor"

@@ -15,12 +15,7 @@ from yeto.tape import printable
 if TYPE_CHECKING:
     from yeto.state import Inspection, Manifest
 
-checkpoint_app = App(
-    name="checkpoint",
-    help="Look into checkpoints.",
-    help_format="plaintext",
-    help_formatter="default",
-)
+checkpoint_app = App(name="checkpoint", help="Look into checkpoints.")
 
 LABEL_WIDTH = 14
 

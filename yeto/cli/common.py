@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import signal
 import sys
 import tomllib
@@ -17,12 +16,12 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from yeto.errors import ConfigError, YetoError, first_of
 
 if TYPE_CHECKING:
-    from cyclopts import App, CycloptsError
+    from cyclopts import App
     from cyclopts.argument import ArgumentCollection
 
 INTERRUPTED = 130
@@ -78,26 +77,28 @@ def run_app(
     config_path = None
     try:
         from cyclopts import CycloptsError
-        from cyclopts.config import Env, Toml
+        from cyclopts.config import Toml
+
+        from yeto.cli.usage import in_our_words, refuse_what_would_be_changed
 
         if not words or words[0] not in passing_on:
             words = [word for word in words if word != "--debug"]
             words, config_path = take_flag(words, "--config")
         app = build()
-        sources: list[Any] = [Env("YETO_", command=False)]
+        sources: list[Any] = [_from_environment]
         if config_path is not None:
             _check_config_file(Path(config_path), table)
             roots = () if table is None else (table,)
             sources.append(Toml(config_path, root_keys=roots, use_commands_as_keys=table is None))
         # Last, so that it sees what every source before it said.
-        app.config = [*sources, *below, refuse_fractions]
+        app.config = [*sources, *below, refuse_what_would_be_changed]
         # It would end the process in silence.
         app.suppress_keyboard_interrupt = False
         try:
             result = app(words, exit_on_error=False, print_error=False, result_action="return_value")
         except CycloptsError as error:
             command = " ".join([*app.name, *(error.command_chain or ())])
-            raise ConfigError(f"{_in_our_words(error)} (see {command} --help)") from error
+            raise ConfigError(f"{in_our_words(error)} (see {command} --help)") from error
         return int(result or 0)
     except YetoError as error:
         return fail(error, debug=debug)
@@ -114,46 +115,21 @@ def run_app(
         return fail(unforeseen(error))
 
 
-def _in_our_words(error: CycloptsError) -> str:
-    """Return what was wrong with a command line, in one line and without the names of Python's types."""
-    from cyclopts import CoercionError, MissingArgumentError
-
-    if isinstance(error, MissingArgumentError) and error.argument is not None:
-        if error.keyword is not None:
-            return f"{error.keyword} needs a value"
-        return f"{error.argument.name} is missing"
-    message = " ".join(str(error).split())
-    if isinstance(error, CoercionError):
-        message = re.sub(r"\|Literal\[(\w+)\]", r" or \1", message)
-    return message
-
-
 def _show_what_stdout_cannot() -> None:
     """Have characters escaped that the terminal's encoding lacks, as on stderr: a path may hold any."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def refuse_fractions(app: App, commands: Sequence[str], arguments: ArgumentCollection) -> None:
-    """Refuse 1.5 for a whole number, which cyclopts would round to 2; it goes among the sources of an app.
+def _from_environment(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Give flags that the line does not have the values of ``YETO_<FLAG>``.
 
-    Raises:
-        CycloptsError: a flag has such a value.
+    What has its place on the line, such as the name of the run that ``yeto down`` ends, is said there.
     """
-    from cyclopts import CycloptsError
+    from cyclopts.config import Env
 
-    for argument in arguments:
-        if int in (argument.hint, *get_args(argument.hint)):
-            for token in argument.tokens:
-                if "." in token.value and not _is_whole(token.value):
-                    raise CycloptsError(msg=f"{argument.name} {token.value}: must be a whole number")
-
-
-def _is_whole(text: str) -> bool:
-    try:
-        return float(text).is_integer()
-    except ValueError:
-        return True  # no number at all, which is refused in better words
+    flags = [argument for argument in arguments if argument.name.startswith("-")]
+    Env("YETO_", command=False)(app, commands, type(arguments)(flags))
 
 
 def _check_config_file(path: Path, table: str | None) -> None:

@@ -11,12 +11,7 @@ from cyclopts import App, Parameter
 from yeto.cli.common import sigterm_unwinds
 from yeto.cli.quiet import silence_libraries
 
-data_app = App(
-    name="data",
-    help="Prepare rows for training.",
-    help_format="plaintext",
-    help_formatter="default",
-)
+data_app = App(name="data", help="Prepare rows for training.")
 
 
 @data_app.command(name="cache-latents")

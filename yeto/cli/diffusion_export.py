@@ -26,6 +26,7 @@ from yeto.cli.export_flags import (
     look_first,
     run_export,
 )
+from yeto.cli.help import house_app
 from yeto.cli.quiet import silence_libraries
 
 HELP = """Write the adapters that a checkpoint of --task diffusion holds, one folder for each denoiser.
@@ -93,7 +94,7 @@ def export_command(
 
 def build() -> App:
     """Return the app of this one command."""
-    app = App(name="yeto-diffusion-export", help=HELP, version=__version__, help_format="plaintext")
+    app = house_app("yeto-diffusion-export", help=HELP, version=__version__)
     app.default(export_command)
     return app
 

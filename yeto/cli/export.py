@@ -26,6 +26,7 @@ from yeto.cli.export_flags import (
     look_first,
     run_export,
 )
+from yeto.cli.help import house_app
 from yeto.cli.quiet import silence_libraries
 
 HELP = """Write the model that a checkpoint holds: a PEFT adapter folder, or a model folder.
@@ -86,7 +87,7 @@ def export_command(
 
 def build() -> App:
     """Return the app of this one command."""
-    app = App(name="yeto-export", help=HELP, version=__version__, help_format="plaintext")
+    app = house_app("yeto-export", help=HELP, version=__version__)
     app.default(export_command)
     return app
 

@@ -15,12 +15,10 @@ from yeto.errors import ConfigError
 if TYPE_CHECKING:
     from yeto.cli.certificates import Certificates
 
-keys_app = App(
-    name="keys",
-    help="Make the key that learners authenticate with, and certificates for TLS.",
-    help_format="plaintext",
-    help_formatter="default",
-)
+keys_app = App(name="keys", help="Make the key that learners authenticate with, and certificates for TLS.")
+
+DAYS_MAX = 36_500
+"""A certificate has its end before the year 10,000."""
 
 PRIVATE = 0o600
 PUBLIC = 0o644
@@ -46,7 +44,9 @@ def new_key(
     ] = 0,
     tls_days: Annotated[
         int,
-        Parameter(help="For how long the certificates are valid.", validator=validators.Number(gte=1)),
+        Parameter(
+            help="For how long the certificates are valid.", validator=validators.Number(gte=1, lte=DAYS_MAX)
+        ),
     ] = 365,
 ) -> int:
     """Write a fresh 256-bit key (hex, mode 0600) and, with --tls, certificates.

@@ -34,8 +34,7 @@ def launch_command(
     """Train on islands: rent them through SkyPilot, or start them here (local:), and export the result.
 
     The head (a small machine with the syncer) and every island are started on their own, and come back on
-    their own. Ctrl-C ends the watching, never the run. Exit codes: 0 done (or detached), 1 failed, 2 wrong
-    usage, 3 an island never confirmed the result, 4 stopped before the end.
+    their own. Ctrl-C ends the watching, never the run.
     """
     if flags.resume is not None:
         return _resume(flags, flags.resume)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from yeto.cli.common import run_app, take_flag
+from yeto.cli.help import house_app, print_page
 from yeto.cli.preset import fill_from_preset
 from yeto.errors import ConfigError
 from yeto.learner.ranks import LAUNCHED
@@ -44,11 +45,13 @@ def run_command(
     words, role = take_flag(tokens, "--role")
     if role is None:
         if not words or {"--help", "-h"} & set(words):
-            print("Usage: yeto run --role ROLE [FLAGS]\n")
-            for name, (_, _, text) in ROLES.items():
-                print(f"  --role {name:<10} {text}")
-            print("\nyeto run --role ROLE --help lists the flags of a role.")
-            return 0 if words else 2
+            print_page(
+                "yeto run --role ROLE [FLAGS]",
+                "Run a part of a training, or all of it. yeto run --role ROLE --help lists a role's flags.",
+                "Roles",
+                [(f"--role {name}", text) for name, (_, _, text) in ROLES.items()],
+            )
+            return 0
         raise ConfigError(f"say which part to run with --role {' | '.join(ROLES)}")
     if role not in ROLES:
         raise ConfigError(f"--role {role}: must be one of {', '.join(ROLES)}")
@@ -58,8 +61,8 @@ def run_command(
 
 
 def _role_app(role: str) -> App:
-    module, function, text = ROLES[role]
+    module, function, _ = ROLES[role]
     command: Any = getattr(import_module(module), function)
-    app = App(name=f"yeto run --role {role}", help=text, help_format="plaintext", version_flags=[])
+    app = house_app(f"yeto run --role {role}", version_flags=[])
     app.default(command)
     return app

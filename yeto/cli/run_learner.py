@@ -338,7 +338,11 @@ class LearnerFlags(TaskFlags):
 
 
 def run_learner_command(flags: LearnerFlags) -> int:
-    """Train this island's learner until the final cut; under torchrun, as one of its ranks."""
+    """Train one island's learner on its own data and exchange fragments with the syncer, to the final cut.
+
+    Under torchrun this is one of the island's ranks. Ctrl-C stops it in order; with --state-dir the same
+    command goes on.
+    """
     ranks = Ranks.of(os.environ)
     learner, task = flags.learner_config(), flags.task_config(ranks)
     require_packages(learner)

@@ -236,10 +236,10 @@ class SyncerFlags(PolicyFlags):
 def run_syncer_command(
     flags: Annotated[SyncerFlags, Parameter(name="*")], *, preset: PresetFlag = None
 ) -> int:
-    """Run the syncer until the final cut; see the flags.
+    """Run the syncer until the final cut: it pulls fragments from the learners, merges, commits, broadcasts.
 
-    Exit codes: 0 the final cut (or a budget cut-off), 1 failed, 2 wrong usage, 3 final ACKs missing,
-    4 stopped before the final cut.
+    Ctrl-C stops it in order, with a checkpoint; the same command with --resume goes on. The exit code is also
+    0 after the cut-off of a learner budget.
     """
     config, beside = flags.config(), flags.beside()
     logging.basicConfig(

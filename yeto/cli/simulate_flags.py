@@ -26,22 +26,22 @@ MEGABIT_BYTES = 125_000.0
 
 def _at_least_0(_: object, value: float | None) -> None:
     if value is not None and not (math.isfinite(value) and value >= 0):
-        raise ValueError("It must be finite and not negative.")
+        raise ValueError("must be finite and not negative")
 
 
 def _above_0(_: object, value: float | None) -> None:
     if value is not None and not (math.isfinite(value) and value > 0):
-        raise ValueError("It must be finite and above 0.")
+        raise ValueError("must be finite and above 0")
 
 
 def _at_least_1(_: object, value: int | None) -> None:
     if value is not None and value < 1:
-        raise ValueError("It must be at least 1.")
+        raise ValueError("must be at least 1")
 
 
 def _in_0_to_1(_: object, value: float) -> None:
     if not 0 <= value <= 1:
-        raise ValueError("It must lie in [0, 1].")
+        raise ValueError("must lie in [0, 1]")
 
 
 LEARNERS_MAX = 10_000
@@ -50,7 +50,7 @@ LEARNERS_MAX = 10_000
 
 def _a_fleet(_: object, value: int | None) -> None:
     if value is not None and not 1 <= value <= LEARNERS_MAX:
-        raise ValueError(f"It must lie between 1 and {LEARNERS_MAX:,}.")
+        raise ValueError(f"must lie between 1 and {LEARNERS_MAX:,}")
 
 
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -61,7 +61,7 @@ def _duration(_: object, tokens: Sequence[Token]) -> float:
     text = tokens[0].value
     found = re.fullmatch(r"(\d+\.?\d*|\.\d+)([smhd]?)", text)
     if found is None:
-        raise ValueError(f'"{text}" is no time such as 90s, 30m, 12h or 1d')
+        raise ValueError("must be a time such as 90s, 30m, 12h or 1d")
     return float(found[1]) * UNITS[found[2]]
 
 

@@ -14,7 +14,6 @@ import attrs
 from attrs import Attribute, evolve, frozen
 from cyclopts import App, CycloptsError
 
-from yeto.cli.common import refuse_fractions
 from yeto.cli.policy import PolicyFlags
 from yeto.cli.simulate_flags import (
     LEARNERS_MAX,
@@ -26,6 +25,7 @@ from yeto.cli.simulate_flags import (
     SyncerMachineFlags,
     WireFlags,
 )
+from yeto.cli.usage import in_our_words, refuse_what_would_be_changed
 from yeto.errors import ConfigError
 from yeto.sim.config import LearnerSpec, SimConfig
 
@@ -189,12 +189,12 @@ def read_flag(flag: str, text: str) -> Any:
 
 def _parsed(collect: Callable[..., Any], words: Sequence[str], where: str) -> Any:
     """Have words read as they would be on a command line of their own."""
-    app = App(help_flags=[], version_flags=[], config=[refuse_fractions])
+    app = App(help_flags=[], version_flags=[], config=[refuse_what_would_be_changed])
     app.default(collect)
     try:
         return app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        raise ConfigError(f"{where}: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{where}: {in_our_words(error)}") from error
 
 
 def _flag(field: Attribute[Any]) -> str:

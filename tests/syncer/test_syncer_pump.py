@@ -86,6 +86,25 @@ async def test_a_fact_is_on_the_tape_before_it_is_stepped_and_acted_on(tmp_path)
     assert replay(tmp_path / "tape").divergence is None
 
 
+async def _never():
+    raise AssertionError("nothing is written here")
+
+
+@pytest.mark.parametrize(
+    ("event", "act", "kind"),
+    [
+        (ev.StopRequested(at=UNSTAMPED, signal="SIGTERM"), None, "session_ended"),
+        (hello(), _never, "session_opened"),
+    ],
+)
+async def test_a_decision_waits_for_the_disk_if_and_only_if_it_is_marked_durable(tmp_path, event, act, kind):
+    with TapeWriter.create(tmp_path / "tape", header()) as tape:
+        pump = make_pump(tape)
+        pump.dispatcher.act = lambda decision, **rest: act
+        with pytest.raises(AssertionError, match=f"{kind}: its mark says"):
+            pump.feed(event)
+
+
 async def test_stop_is_acted_on_only_when_it_is_durable(tmp_path):
     with TapeWriter.create(tmp_path / "tape", header()) as tape:
         pump = make_pump(tape)

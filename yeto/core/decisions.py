@@ -1,7 +1,7 @@
 """Decisions: orders of the coordinator, each with the sentence that explains it.
 
 ``why`` is that sentence; status and logs print it. A decision whose class says ``durable`` is acted upon
-only after its record has been fsynced.
+only after its record has been fsynced, any other at once.
 
 The classes have no slots: a run makes millions of them, and a frozen class with slots takes twice as long.
 """
@@ -251,6 +251,7 @@ class CheckpointOrdered(Decision):
     """Write a checkpoint of the state as committed at this step."""
 
     kind: ClassVar[str] = "checkpoint_ordered"
+    durable: ClassVar[bool] = True
     step: int
     final: bool
     """No round follows in this process."""

@@ -48,7 +48,7 @@ class Dispatcher(Protocol):
         """Take notice of an event that was stepped, before its decisions are carried out."""
 
     def act(self, decision: Decision, *, event: Event, seq: int, state: State) -> Act | None:
-        """Carry a decision out at once, or return what must wait until record ``seq`` is durable."""
+        """Carry a decision out at once; if it is marked durable, return what waits for record ``seq``."""
 
 
 class SessionClock:
@@ -168,6 +168,9 @@ class Pump:
         self.dispatcher.stepped(event, decisions)
         for place, decision in enumerate(decisions, start=1):
             act = self.dispatcher.act(decision, event=event, seq=seq + place, state=self.state)
+            assert (act is not None) == decision.durable, (
+                f"{decision.kind}: its mark says when it is acted upon"
+            )
             if act is not None:
                 self._waiting.append(_Waiting(seq + place, act))
         self._dirty.set()

@@ -282,6 +282,20 @@ def bucket(monkeypatch):
     return serve
 
 
+def test_a_hub_that_is_switched_off_is_asked_once(monkeypatch):
+    """Asking again in two, four and eight seconds gives the same; what to do is said at once."""
+    waited = []
+    monkeypatch.setattr("yeto.tuning.hub.time.sleep", waited.append)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError) as error:
+        open_source("nobody/none", flag="--eval-data")
+    assert str(error.value) == (
+        "--eval-data nobody/none: no such local file, and as a Hugging Face data set it failed: "
+        "HF_HUB_OFFLINE is set, and there is no copy of it on this machine; unset that to fetch it"
+    )
+    assert not waited
+
+
 @pytest.mark.parametrize("scheme", ["s3", "gs", "hf"])
 def test_buckets_and_the_hub_are_file_systems_like_others(bucket, scheme):
     bucket(scheme)

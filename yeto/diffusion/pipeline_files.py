@@ -15,7 +15,7 @@ from typing import Final
 
 from huggingface_hub import try_to_load_from_cache
 
-from yeto.tuning.hub import BESIDE_WEIGHTS, HubError, fetch, fetch_files, weight_files
+from yeto.tuning.hub import BESIDE_WEIGHTS, NO_COPY, HubError, fetch, fetch_files, weight_files
 
 INDEX: Final = "model_index.json"
 INDEX_BYTES_MAX: Final = 1 << 20
@@ -46,9 +46,7 @@ def fetch_pipeline(name: str, revision: str | None = None) -> Path:
         file=INDEX,
     )
     if commit is None:
-        raise HubError(
-            "HF_HUB_OFFLINE is set, and there is no copy of it on this machine; unset that to fetch it"
-        )
+        raise HubError(NO_COPY)
     return _folder(name, commit)
 
 

@@ -49,6 +49,8 @@ INDISPENSABLE: Final = ("config.json", "tokenizer_config.json", "tokenizer.json"
 WEIGHTS: Final = ("model.safetensors", "pytorch_model.bin")
 """Whole or, with an index beside them, in parts; of several kinds the first is loaded."""
 
+NO_COPY: Final = "HF_HUB_OFFLINE is set, and there is no copy of it on this machine; unset that to fetch it"
+
 T = TypeVar("T")
 
 
@@ -192,6 +194,8 @@ def patiently(ask: Callable[[], T]) -> T:
 
 def may_pass(error: BaseException) -> bool:
     """Tell whether the same request may go well a little later."""
+    if constants.HF_HUB_OFFLINE:
+        return False
     for cause in _causes(error):
         status = getattr(getattr(cause, "response", None), "status_code", None)
         if status is not None:
@@ -303,6 +307,8 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 def _explained(error: BaseException) -> str:
     """Return an error of the hub with its remedy, if there is one."""
     for cause in _causes(error):
+        if constants.HF_HUB_OFFLINE and isinstance(cause, ConnectionError):
+            return NO_COPY
         if isinstance(cause, GatedRepoError):
             return "it needs a permission: ask for it on its page of the hub, then log in (hf auth login)"
         if isinstance(cause, RepositoryNotFoundError):

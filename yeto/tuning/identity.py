@@ -24,7 +24,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from transformers.utils import cached_file
 
 from yeto.errors import ConfigError
-from yeto.tuning.hub import HubError, cause_of, fetch_model, unreachable_hub
+from yeto.tuning.hub import NO_COPY, HubError, cause_of, fetch_model, unreachable_hub
 
 logger = logging.getLogger(__name__)
 
@@ -170,9 +170,7 @@ def _settings_of_hub(model: str, revision: str | None) -> Path:
         cause = cause_of(error)
         if constants.HF_HUB_OFFLINE:
             # The library takes that for a broken line, and advises to mend it.
-            cause = (
-                "HF_HUB_OFFLINE is set, and there is no copy of it on this machine; unset that to fetch it"
-            )
+            cause = NO_COPY
     raise ConfigError(f"--model {model}: no such folder, and as a Hugging Face id: {cause}")
 
 

@@ -304,6 +304,7 @@ def test_ctrl_c_is_one_line(capsys):
     [
         (b"size = ", "not TOML"),
         (b"\xff", "not TOML"),
+        (b"\xef\xbb\xbf[thing]\nsize = 4\n", "begins with a byte-order mark; save it as UTF-8 without one"),
         (b"size = 4\n", "no table [thing]"),
         (b"thing = 4\n", "no table [thing]"),
     ],

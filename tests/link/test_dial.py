@@ -66,6 +66,8 @@ class TestAddresses:
         for port in (7001, 7002):
             path.write_text(f"syncer.example:{port}\n")
             assert await target.address() == ("syncer.example", port)
+        path.write_text("\ufeffsyncer.example:7003\r\n", encoding="utf-8")
+        assert await target.address() == ("syncer.example", 7003)
 
 
 class Resolver(trio.abc.HostnameResolver):

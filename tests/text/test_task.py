@@ -284,6 +284,14 @@ def test_the_mask_report_shows_rows(config, capsys):
     assert "<|eos|>⟧" in text
 
 
+def test_no_row_of_the_mask_report_steers_a_terminal(config, write_rows, capsys):
+    reply = "one\ntwo\x1b[2J\r\x9b\u202e\u2028 日本 🗼"
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": reply}]
+    build_task(evolve(config, data=write_rows([{"messages": messages}]), mask_report=1))
+    shown = "⟦one\ntwo\\x1b[2J\\r\\x9b\\u202e\\u2028 日本 🗼<|eos|>"
+    assert shown in capsys.readouterr().err
+
+
 def test_a_tokenizer_of_another_model_is_refused(config, fixtures, tmp_path, tiny):
     """A tokenizer with more tokens than the model has is caught before one is looked up."""
     small = LlamaConfig(

@@ -7,6 +7,7 @@ that nobody foresaw, too: they know no remedy, but they need not bury their caus
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import signal
@@ -135,8 +136,10 @@ def _from_environment(app: App, commands: tuple[str, ...], arguments: ArgumentCo
 def _check_config_file(path: Path, table: str | None) -> None:
     """Refuse a file that is not TOML, or that has nothing to say to this command."""
     try:
-        with path.open("rb") as file:
-            tables = tomllib.load(file)
+        data = path.read_bytes()
+        if data.startswith(codecs.BOM_UTF8):
+            raise ConfigError(f"--config {path}: begins with a byte-order mark; save it as UTF-8 without one")
+        tables = tomllib.loads(data.decode("utf-8"))
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

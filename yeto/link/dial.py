@@ -58,7 +58,7 @@ class Target:
             return parse_address(self.text)
         path = Path(self.text[1:])
         try:
-            return parse_address((await trio.Path(path).read_text(encoding="utf-8")).strip())
+            return parse_address((await trio.Path(path).read_text(encoding="utf-8-sig")).strip())
         except (OSError, ValueError) as error:
             raise LinkClosed(f"no syncer address in {path}: {error}") from error
 

@@ -296,7 +296,15 @@ def mask_report(config: TextConfig, tokenizer: Any) -> Iterator[str]:
         )
         encoded = encoder.encode(chat)
         heading = f"--- {row.origin}: {int(encoded.weights.sum())} of {len(encoded.ids)} tokens supervised"
-        yield f"{heading}\n{highlight(encoder, encoded)}"
+        yield _shown(f"{heading}\n{highlight(encoder, encoded)}")
+
+
+def _shown(text: str) -> str:
+    """Return text with everything escaped but line breaks that a terminal would act upon or cannot show."""
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else letter.encode("unicode_escape").decode("ascii")
+        for letter in text
+    )
 
 
 def _stacked(arrays: list[np.ndarray]) -> torch.Tensor:

@@ -70,6 +70,11 @@ RENTED = ["--gpu", "aws:8xa100", "--output", "s3://b/r"]
         ([*GPU, "--output", "out", "--name", "No Name"], "--name 'No Name': lower-case letters"),
         ([*GPU, "--output", "out", "--quorum", "2"], "--quorum"),
         ([*GPU, "--output", "out", "--seq-len", "-1"], "--seq-len"),
+        ([*GPU, "--output", "out", "--total-steps", "0"], "--total-steps 0: need at least 1"),
+        (
+            [*GPU, "--output", "out", "--epochs", "2", "--token-budget", "9"],
+            "--token-budget and --epochs: give",
+        ),
         ([*GPU, "--output", "out", "--data", "nowhere.jsonl"], "nowhere.jsonl"),
         (
             [*RENTED, "--data", "./nowhere.jsonl"],
@@ -126,6 +131,15 @@ def test_a_dry_run_on_this_machine_prints_the_commands_and_starts_nothing(yeto, 
     )
     assert "--device=cpu" in island
     assert not runs.exists()
+
+
+def test_an_amount_of_training_is_as_many_steps_of_all_ranks_together(yeto, inputs):
+    words = ["--gpu", "local:2xcpu,local:1xcpu", "--output", "out", "--dry-run", "--fragments", 4]
+    words += ["--micro-batch-size", 2, "--grad-accum", 5, "--seq-len", 100, "--sync-interval-steps", 10]
+    code, out, err = yeto("launch", *words, *inputs, "--token-budget", 2 * 5 * 100 * 3 * 10 * 7)
+    assert code == 0, err
+    assert out.startswith("--token-budget: 210,000 tokens are about 28 global steps\n")
+    assert " -- --learners=2 --total-steps=28 " in out
 
 
 @pytest.mark.parametrize(

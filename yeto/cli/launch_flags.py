@@ -19,9 +19,10 @@ from cyclopts import Group, Parameter, validators
 
 from yeto.cli.fitting import fitting_merge_alpha, fitting_outer
 from yeto.cli.learner_diffusion_flags import DIFFUSION_ONLY
+from yeto.cli.length import steps_of_run
 from yeto.cli.passing import flags_without, to_words
 from yeto.cli.run_learner import LearnerFlags
-from yeto.cli.run_local import DEFAULT_MERGES, LEARNER_LEFT_OUT, SYNCER_LEFT_OUT, check_inputs
+from yeto.cli.run_local import LEARNER_LEFT_OUT, SYNCER_LEFT_OUT, check_inputs
 from yeto.cli.run_syncer import SyncerFlags
 from yeto.errors import ConfigError
 from yeto.fleet.grammar import CLOUDS, Island, join_islands, parse_islands
@@ -76,6 +77,10 @@ class LaunchFlags:
     """File with a chat template to use instead of the tokenizer's."""
     total_steps: int | None = None
     """Global steps (merges of one fragment) of the run. Default: 8 times --fragments."""
+    token_budget: int | None = None
+    """Raw tokens to train on, all islands together, instead of --total-steps."""
+    epochs: float | None = None
+    """Passes over the training rows, instead of --total-steps; the rows are counted here first."""
     merge_alpha: float | Literal["carry"] | None = None
     """What a merge leaves of the local weights; see yeto run --role learner. Default: carry where fragments
     become averages, else 0.5."""
@@ -150,24 +155,33 @@ def make_launch(flags: LaunchFlags, syncer: Any, learner: Any) -> Launch:
     settings.learner_config()
     syncer = attrs.evolve(syncer, outer=fitting_outer(syncer.outer, settings.matrix_merge))
     task = settings.task_config()
-    total_steps = flags.total_steps or DEFAULT_MERGES * settings.fragments
     core = (
         SyncerFlags(
             learners=len(islands),
-            total_steps=total_steps,
+            total_steps=1 if flags.total_steps is None else flags.total_steps,
             **{field.name: getattr(syncer, field.name) for field in attrs.fields(SyncerPart)},
         )
         .config()
         .core
-    )
-    alpha = fitting_merge_alpha(
-        flags.merge_alpha, core, num_fragments=settings.fragments, total_steps=total_steps
     )
     name = check_name(flags.name or _made_up(flags.model))
     output = _output(flags.output, here=here)
     if isinstance(task, TextConfig) and (here or local_path(model) is not None):
         check_inputs(task)
     _require_files(flags)
+    total_steps = steps_of_run(
+        task if isinstance(task, TextConfig) else None,
+        total_steps=flags.total_steps,
+        token_budget=flags.token_budget,
+        epochs=flags.epochs,
+        fragments=settings.fragments,
+        grad_accum=settings.grad_accum,
+        ranks=sum(island.ranks for island in islands),
+        interval=syncer.sync_interval_steps,
+    )
+    alpha = fitting_merge_alpha(
+        flags.merge_alpha, core, num_fragments=settings.fragments, total_steps=total_steps
+    )
     memory_gb, disk_gb = (0, 0) if here else _machine_sizes(flags, learner, model, len(islands))
     return Launch(
         name=name,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import shutil
@@ -16,15 +15,13 @@ from cyclopts import Group, Parameter
 
 from yeto.cli.common import INTERRUPTED, sigterm_unwinds
 from yeto.cli.fitting import fitting_merge_alpha, fitting_outer
+from yeto.cli.length import steps_of_run
 from yeto.cli.local import READY_SECONDS, STOPPED, LocalRun
 from yeto.cli.passing import flags_without, to_words
 from yeto.cli.quiet import silence_libraries
 from yeto.cli.run_learner import LearnerFlags
 from yeto.cli.run_syncer import SyncerFlags
 from yeto.errors import ConfigError, ReplayDivergence, YetoError
-
-DEFAULT_MERGES = 8
-"""Merges of every fragment when no length is given: enough to see a training work."""
 
 _LOCAL = Group("This run", sort_key=-1)
 
@@ -102,7 +99,7 @@ def run_local_command(
     policy = (
         SyncerFlags(
             learners=flags.learners,
-            total_steps=flags.total_steps or 1,
+            total_steps=1 if flags.total_steps is None else flags.total_steps,
             **{field.name: getattr(syncer, field.name) for field in attrs.fields(SyncerPart)},
         )
         .config()
@@ -118,7 +115,16 @@ def run_local_command(
         print(f"held out the last {text.eval_rows} rows of {flags.data}: {heldout}", flush=True)
         # The rows are local files now, whatever --data was.
         text = attrs.evolve(text, data=str(train), eval_data=str(heldout), data_revision=None)
-    total_steps = _total_steps(flags, settings, text, syncer.sync_interval_steps)
+    total_steps = steps_of_run(
+        text,
+        total_steps=flags.total_steps,
+        token_budget=flags.token_budget,
+        epochs=flags.epochs,
+        fragments=settings.fragments,
+        grad_accum=settings.grad_accum,
+        ranks=flags.learners,
+        interval=syncer.sync_interval_steps,
+    )
     learner = attrs.evolve(learner, data_revision=text.data_revision)
     alpha = fitting_merge_alpha(
         flags.merge_alpha, policy, num_fragments=settings.fragments, total_steps=total_steps
@@ -221,43 +227,6 @@ def _check_folder(flags: LocalFlags) -> None:
             f"--run-dir {folder} is not empty; go on with its run (--resume), name another folder, "
             "or remove this one"
         )
-
-
-def _total_steps(flags: LocalFlags, learner: LearnerFlags, text: Any, interval: float) -> int:
-    """Return the length of the run in global steps, from whichever flag says it."""
-    given = [name for name in ("total_steps", "token_budget", "epochs") if getattr(flags, name) is not None]
-    if len(given) > 1:
-        raise ConfigError(
-            " and ".join("--" + name.replace("_", "-") for name in given) + ": give one of them"
-        )
-    if not given:
-        return DEFAULT_MERGES * learner.fragments
-    if given == ["total_steps"]:
-        return int(flags.total_steps or 0)
-    flag = "--" + given[0].replace("_", "-")
-    if interval <= 0:
-        raise ConfigError(f"{flag} needs a --sync-interval-steps above 0, else give --total-steps")
-    if text.micro_batch_size is None:
-        raise ConfigError(f"{flag} needs --micro-batch-size as a number, else give --total-steps")
-    budget = flags.token_budget if flags.epochs is None else math.ceil(flags.epochs * _epoch_tokens(text))
-    assert budget is not None
-    if budget < 1:
-        raise ConfigError(f"{flag}: must be above 0")
-    step_tokens = text.micro_batch_size * learner.grad_accum * text.seq_len * flags.learners
-    total: int = max(learner.fragments, math.ceil(budget / step_tokens / interval * learner.fragments))
-    print(f"{flag}: {budget:,} tokens are about {total} global steps", flush=True)
-    return total
-
-
-def _epoch_tokens(text: Any) -> int:
-    """Count the tokens of all training rows, once, by tokenizing them."""
-    from yeto.text.stream import encoder_of
-    from yeto.text.tokenizer import load_tokenizer
-    from yeto.tuning.rows import Cursor, open_source
-
-    encoder = encoder_of(text, load_tokenizer(text))
-    source = open_source(text.data, revision=text.data_revision)
-    return sum(len(row.ids) for row in encoder.each(source.rows(Cursor())))
 
 
 def _result(run: LocalRun, text: Any) -> Path:

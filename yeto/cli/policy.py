@@ -11,8 +11,8 @@ from yeto.core import CoreConfig
 from yeto.errors import ConfigError
 
 BEST_OUTER = "direct"
-"""What ``--outer auto`` stands for: what did best at every pace and size (docs/LM_BENCHMARK.md). The
-coordinator's own ``auto`` is the choice of an earlier day, for the tapes that have it."""
+"""What ``--outer auto`` stands for: what did best at every pace and size (docs/LM_BENCHMARK.md). It is
+settled here, so that no new tape leaves anything to be chosen (`yeto.core.outer`)."""
 
 
 def _help(text: str) -> Parameter:

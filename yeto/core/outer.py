@@ -1,7 +1,7 @@
 """The outer settings: how the pushes of a round are reduced, and with which numbers they are applied.
 
 Everything here is scalars; the tensors are touched elsewhere, by exactly what is ordered. A run has one of
-three kinds of outer step (``--outer``), or leaves the choice to ``auto``:
+three kinds of outer step:
 
 * ``stock``: Nesterov momentum as DiLoCo has it (arXiv 2311.08105), with lr 0.7 and mu 0.9::
 
@@ -24,8 +24,9 @@ three kinds of outer step (``--outer``), or leaves the choice to ``auto``:
 with the momentum that each commit really had, so that a run may go on under another kind; a round of the
 closing sweep and one that moved nothing leave the buffer, and so the counters, as they are.
 
-A configuration that is stock and states both numbers is what there was before there were kinds. Of that one
-the tape says what it always said.
+Two configurations are of earlier days. One that is stock and states both numbers is what there was before
+there were kinds; of that one the tape says what it always said. And ``auto`` left the choice to the rule in
+`choose`: no flag asks for it any more (``--outer auto`` is settled before it comes here), tapes have it.
 """
 
 from __future__ import annotations

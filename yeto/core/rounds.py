@@ -62,17 +62,8 @@ def discard(draft: Draft, round_: Round, reason: str, why: str) -> None:
     discards = round_.discards + 1
     wait = _retry_wait(round_, discards, unusable)
     retry_at = moment(draft.at + wait) if retried else None
-    draft.emit(
-        AttemptDiscarded(
-            step=round_.step,
-            attempt=round_.attempt,
-            reason=reason,
-            lost=tuple(sorted(round_.answers)),
-            retry_at=retry_at,
-            why=f"round {round_.step} attempt {round_.attempt} discarded: {why}; "
-            + (f"next attempt not before {wait:g} s from now" if retried else "it is not retried"),
-        )
-    )
+    then = f"next attempt not before {wait:g} s from now" if retried else "it is not retried"
+    _emit_discarded(draft, round_, reason, f"discarded: {why}; {then}", retry_at)
     if draft.phase in _NO_RETRY:
         drop_rounds(draft, round_.step, _NO_RETRY[draft.phase], announced=round_.step)
         return
@@ -126,18 +117,22 @@ def drop_rounds(draft: Draft, first: int, reason: str, *, announced: int | None 
     )
     for round_ in draft.rounds[len(kept) :]:
         if round_.status in _LIVE and round_.step != announced:
-            draft.emit(
-                AttemptDiscarded(
-                    step=round_.step,
-                    attempt=round_.attempt,
-                    reason=reason,
-                    lost=tuple(sorted(round_.answers)),
-                    retry_at=None,
-                    why=f"round {round_.step} attempt {round_.attempt} dropped: the session is closing "
-                    f"({reason}) and its commit was not ordered",
-                )
-            )
+            why = f"dropped: the session is closing ({reason}) and its commit was not ordered"
+            _emit_discarded(draft, round_, reason, why, None)
     draft.rounds = kept
+
+
+def _emit_discarded(draft: Draft, round_: Round, reason: str, why: str, retry_at: float | None) -> None:
+    draft.emit(
+        AttemptDiscarded(
+            step=round_.step,
+            attempt=round_.attempt,
+            reason=reason,
+            lost=tuple(sorted(round_.answers)),
+            retry_at=retry_at,
+            why=f"round {round_.step} attempt {round_.attempt} {why}",
+        )
+    )
 
 
 def halt(draft: Draft, *, exit_code: int, why: str) -> None:

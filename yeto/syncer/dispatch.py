@@ -115,7 +115,7 @@ class Orders:
                 pass
 
     def act(self, decision: Decision, *, event: Event, seq: int, state: State) -> Act | None:
-        """Carry a decision out, or return what must wait until record ``seq`` is durable."""
+        """Carry a decision out; of one that is marked durable, return what waits for its record ``seq``."""
         match decision:
             case AttemptOpened():
                 log.debug("%s", decision.why)
@@ -169,16 +169,7 @@ class Orders:
             case SessionEnded():
                 return self._end(decision)
             case RoundsStarted():
-                assert state.outer is not None, "it is settled before rounds start"
-                warnings = state.outer.warnings
-                log.log(logging.WARNING if warnings else logging.INFO, "%s", decision.why)
-                for warning in warnings if decision.outer is None else ():
-                    log.warning("%s", warning)  # which the sentence does not hold
-                if state.outer.plain and self._session.asks_for_iso:
-                    log.warning(
-                        "learners ask for isotropic merges (--matrix-merge iso), but --outer direct averages "
-                        "every tensor: use --outer stock"
-                    )
+                self._say_how(decision, state)
                 self._checkpointer.unmark()
             case SessionEnding():
                 log.info("%s", decision.why)
@@ -187,6 +178,19 @@ class Orders:
             case _:
                 log.debug("%s", decision.why)
         return None
+
+    def _say_how(self, decision: RoundsStarted, state: State) -> None:
+        """Log how rounds are merged, and what there is to say against it."""
+        assert state.outer is not None, "it is settled before rounds start"
+        warnings = state.outer.warnings
+        log.log(logging.WARNING if warnings else logging.INFO, "%s", decision.why)
+        for warning in warnings if decision.outer is None else ():
+            log.warning("%s", warning)  # which the sentence does not hold
+        if state.outer.plain and self._session.asks_for_iso:
+            log.warning(
+                "learners ask for isotropic merges (--matrix-merge iso), but --outer direct averages "
+                "every tensor: use --outer stock"
+            )
 
     def _open(self, decision: SessionOpened, event: Event) -> None:
         if not isinstance(event, HelloReceived):

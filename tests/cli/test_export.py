@@ -37,7 +37,7 @@ def test_flags_of_the_command_are_these(capsys):
         (
             ("--output-dir", "{tmp}/out", "--lookahead", "off"),
             2,
-            "--lookahead 'off' is not one of remove, keep",
+            "--lookahead off: must be one of remove, keep",
         ),
         (("--output-dir", "{tmp}/out", "--checkpoint", "{tmp}/none"), 2, "none: there is no checkpoint"),
     ],

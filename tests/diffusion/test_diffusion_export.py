@@ -199,9 +199,9 @@ def test_a_checkpoint_without_a_manifest_needs_the_flags_and_proves_them(sd, che
             {"lora_targets": "all-linear"},
             "--lora-targets all-linear contradicts the checkpoint, which",
         ),
-        ({"dtype": "f16"}, "--dtype 'f16' is not one of auto, f32, bf16"),
-        ({"tuning": "full"}, "--tuning 'full' is not one of lora"),
-        ({"lookahead": "half"}, "--lookahead 'half' is not one of remove, keep"),
+        ({"dtype": "f16"}, "--dtype f16: must be one of auto, f32, bf16"),
+        ({"tuning": "full"}, "--tuning full: must be one of lora"),
+        ({"lookahead": "half"}, "--lookahead half: must be one of remove, keep"),
     ],
 )
 def test_flags_that_contradict_the_checkpoint_are_refused(sd, checkpoint, out, flags, problem):

@@ -80,7 +80,7 @@ def test_flags_reach_their_object(tmp_path):
     [
         (["--learner-id", "2", "--num-learners", "2"], "--learner-id 2 is out of range"),
         (["--rank-timeout", "60"], "--rank-timeout 60: need at least 180 s"),
-        (["--seq-len", "1"], "--seq-len 1 must be at least 2"),
+        (["--seq-len", "1"], "--seq-len 1: must be at least 2"),
         (["--tls-cert", "c.pem"], "--tls-cert and --tls-key: give both or none"),
         (
             ["--tls-cert", "c.pem", "--tls-key", "k.pem"],

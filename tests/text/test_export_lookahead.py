@@ -112,5 +112,5 @@ def test_what_overflows_without_it_is_refused(config, checkpoint, out):
 
 
 def test_there_is_no_third_choice(config, checkpoint, out):
-    with pytest.raises(ConfigError, match="--lookahead 'off' is not one of remove, keep"):
+    with pytest.raises(ConfigError, match="--lookahead off: must be one of remove, keep"):
         export(checkpoint, config.model, out, lookahead="off")

@@ -70,7 +70,8 @@ class CoreConfig:
     svd_pool: bool = False
     """Whether a terminal checkpoint must wait for ``svd_pool_drained``."""
     outer: str = later("stock")
-    """Kind of outer step (see :mod:`yeto.core.outer`): ``stock``, ``direct``, ``normalised`` or ``auto``."""
+    """Kind of outer step (see :mod:`yeto.core.outer`): ``stock``, ``direct`` or ``normalised``; on tapes of
+    earlier days ``auto``, too."""
 
     def validated(self) -> CoreConfig:
         """Return self, or raise ConfigError naming the flag that is out of range."""
@@ -133,7 +134,7 @@ class CoreConfig:
             ("--stop-budget-s", self.stop_budget_seconds),
         ):
             if not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"{flag}: {value} must be finite and not negative")
+                raise ConfigError(f"{flag} {value}: must be finite and not negative")
         for flag, text, allowed in (
             ("--outer", self.outer, ("stock", "direct", "normalised", "auto")),
             ("--closing-sweep", self.closing_sweep, ("plain", "off")),

@@ -14,7 +14,7 @@ def require_choice(flag: str, value: str, allowed: Sequence[str]) -> None:
         ConfigError: naming the flag and the words.
     """
     if value not in allowed:
-        raise ConfigError(f"{flag} {value!r} is not one of {', '.join(allowed)}")
+        raise ConfigError(f"{flag} {value}: must be one of {', '.join(allowed)}")
 
 
 def require_at_least(flag: str, value: int, least: int) -> None:
@@ -24,4 +24,4 @@ def require_at_least(flag: str, value: int, least: int) -> None:
         ConfigError: naming the flag and the least number.
     """
     if value < least:
-        raise ConfigError(f"{flag} {value} must be at least {least}")
+        raise ConfigError(f"{flag} {value}: must be at least {least}")

@@ -8,9 +8,11 @@ from functools import partial
 import h11
 import pytest
 import trio
+from attrs import evolve
 from http_talk import EventStream, ask
 from syncer_runs import HANGS_SECONDS, fakes, held_back, make_config, running, until
 
+from yeto.cli.run_syncer import SyncerFlags
 from yeto.core.decisions import (
     AttemptOpened,
     BroadcastOrdered,
@@ -206,3 +208,21 @@ def test_beyond_this_machine_a_token_is_made_and_told_once(tmp_path):
     assert (given.token, made_up) == ("a-token-of-the-test-0123", False)
     with pytest.raises(ConfigError, match="--port 70000"):
         choose_place("localhost", 70000, None)
+
+
+def test_the_flags_of_a_syncer_say_where_its_dashboard_is(tmp_path):
+    flags = SyncerFlags(learners=1, total_steps=1, event_tape=tmp_path / "tape")
+    assert flags.beside() is None
+    path = tmp_path / "token"
+    path.write_text("a-token-of-the-test-0123\n")
+    serving = evolve(flags, http_port=0, http_host="0.0.0.0", http_token_file=path).beside()
+    tape, place = serving.args
+    assert (tape, place.host, place.port) == (tmp_path / "tape", "0.0.0.0", 0)
+    assert (place.token, serving.keywords) == ("a-token-of-the-test-0123", {"made_up": False})
+    for change, said in (
+        ({"http_host": "0.0.0.0"}, "--http-host goes with --http-port"),
+        ({"http_token_file": path}, "--http-token-file goes with --http-port"),
+        ({"http_port": 70000}, "--http-port 70000: must be 0 to 65535"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            evolve(flags, **change).beside()

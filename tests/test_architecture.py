@@ -30,7 +30,7 @@ ALLOWED = {
     "diffusion": {"wire", "state", "learner", "tuning"},
     "view": {"core", "tape"},
     "sim": {"core", "tape", "learner"},
-    "fleet": {"core", "state", "tape", "wire"},
+    "fleet": {"core", "state", "tape", "view", "wire"},
     "cli": {
         "core",
         "tape",

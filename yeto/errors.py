@@ -1,8 +1,15 @@
 """The error tree: by who is at fault and what there is to do.
 
 Every message names the flag, file, line, row or learner at fault, and the remedy. The command line
-prints the message as one line; a traceback appears only with ``--debug``.
+prints the message as one line; a traceback appears only with ``--debug``. The exit codes here are those that
+no error stands for.
 """
+
+EXIT_STOPPED = 4
+"""Of a run that ended before its final cut; it goes on from its checkpoint."""
+
+EXIT_INTERRUPTED = 130
+"""Of a process that Ctrl-C ended at once (128 + SIGINT)."""
 
 
 class YetoError(Exception):

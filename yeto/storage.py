@@ -4,6 +4,54 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from filelock import BaseFileLock
+
+
+class Held:
+    """A lock file that this process holds, until ``release`` or the end of a ``with``."""
+
+    def __init__(self, lock: BaseFileLock) -> None:
+        """Take over a lock that was acquired."""
+        self._lock = lock
+
+    def release(self) -> None:
+        """Give it back; the second time does nothing."""
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        """Nothing is left to be done."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give it back."""
+        self.release()
+
+
+def hold(file: Path, taken: Exception) -> Held:
+    """Hold a lock file for this process, as long as the result is there; any thread may give it back.
+
+    Args:
+        file: made if need be, and left behind.
+        taken: raised when another process holds it.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    # Imported here: whoever writes no files does not pay for it.
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(file, timeout=0, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise taken from None
+    return Held(lock)
 
 
 def sync_folder(folder: Path) -> None:

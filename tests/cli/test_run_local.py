@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,10 +14,7 @@ import psutil
 import pytest
 
 from yeto.cli.export import main as export
-from yeto.cli.local import LocalRun
 from yeto.cli.main import main
-from yeto.cli.run_local import train_or_clear
-from yeto.errors import YetoError
 from yeto.tape import replay
 from yeto.view.follow import Watcher
 
@@ -240,42 +236,6 @@ def test_wrong_input_is_one_line_with_the_remedy(fixtures, tmp_path, capsys, fla
     assert said.count("\n") == 1, said
     # Nothing was started that could have found it.
     assert not (run_dir / "logs").exists()
-
-
-def test_a_run_that_never_began_leaves_nothing_in_the_way(tmp_path):
-    folder = tmp_path / "run"
-    (folder / "learners" / "0" / "state").mkdir(parents=True)
-    run = LocalRun(
-        folder=folder,
-        num_learners=1,
-        resume=False,
-        syncer_words=["--learners=1", "--total-steps=1"],
-        learner_words=lambda _: [],
-    )
-    with pytest.raises(YetoError, match="learner 0: --model is missing"):
-        train_or_clear(run)
-    assert {path.name for path in folder.iterdir()} == {"logs"}
-
-
-@pytest.mark.parametrize("what", ["session", "resumed"])
-def test_a_run_that_has_begun_is_kept_when_it_fails(fixtures, tmp_path, what):
-    run = LocalRun(
-        folder=tmp_path,
-        num_learners=1,
-        resume=what == "resumed",
-        # A fresh syncer refuses a tape, and any refuses this flag.
-        syncer_words=["--learners=1", "--total-steps=1", "--bogus"],
-        learner_words=lambda _: [],
-    )
-    (tmp_path / "learners").mkdir()
-    if what == "session":
-        shutil.copy(next(fixtures.glob("tapes/*.jsonl")), run.tape)
-    else:
-        run.tape.touch()
-    with pytest.raises(YetoError, match=r"syncer: .*--bogus"):
-        train_or_clear(run)
-    assert run.tape.exists()
-    assert (tmp_path / "learners").exists()
 
 
 def test_a_folder_of_another_run_is_refused(fixtures, tmp_path):

@@ -2,14 +2,12 @@
 
 import subprocess
 import sys
-from types import SimpleNamespace
 from typing import Annotated
 
 import pytest
-import trio
 from cyclopts import Parameter
 
-from yeto.cli import run_supervisor, run_syncer, supervisor
+from yeto.cli import run_supervisor, run_syncer
 from yeto.cli.main import main
 from yeto.cli.preset import MILES_SIX_ISLANDS, PRESETS, PresetFlag
 from yeto.cli.run_supervisor import SupervisorFlags, SyncerPart
@@ -122,28 +120,6 @@ def test_places_of_a_supervisor_that_cannot_be(monkeypatch, tmp_path, capsys, wo
     assert message in error
 
 
-async def test_only_the_syncer_that_listens_is_shown(monkeypatch, tmp_path, autojump_clock):
-    """The tape ends with the session before, and where that died it does not say so."""
-    said, ready = [], tmp_path / "ready"
-    settings = {"num_learners": 6, "budget": 9, "checkpoint": tmp_path / "state", "tape": tmp_path / "tape"}
-    settings |= {"log": tmp_path / "log", "ready_file": ready, "port": 0, "syncer_words": ()}
-    watched = supervisor._Supervisor(supervisor.Supervised(**settings, say=said.append))
-    before = SimpleNamespace(phase="running", learners=(), step=7, wait=None, now=0.0)
-    watcher = SimpleNamespace(look=lambda: None, moment=lambda: before)
-    monkeypatch.setattr(supervisor, "Watcher", lambda *_, **__: watcher)
-    monkeypatch.setattr(supervisor, "waited", lambda *_: "waiting")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(watched._show, "phase 1")
-        await trio.sleep(2.5 * supervisor.LINE_SECONDS)
-        assert said == ["phase 1: the syncer is starting"]
-        ready.touch()
-        await trio.sleep(2 * supervisor.LINE_SECONDS)
-        assert said[1:] == ["phase 1: 7 rounds committed; waiting"]
-        watched._stopping = True
-        ready.unlink()
-    assert len(said) == 2
-
-
 def test_a_supervisor_has_the_values_of_its_syncer(monkeypatch, tmp_path):
     """All but the mark, which is its own to make; and what it hands on is what it was told."""
     seen = []
@@ -155,7 +131,7 @@ def test_a_supervisor_has_the_values_of_its_syncer(monkeypatch, tmp_path):
         def run(self):
             return 0
 
-    monkeypatch.setattr("yeto.cli.supervisor.Supervised", Supervised)
+    monkeypatch.setattr("yeto.fleet.supervisor.Supervised", Supervised)
     monkeypatch.setenv("ISO_WORKER_PYTHON", sys.executable)
     monkeypatch.setenv("YETO_ISLAND_HMAC_KEY", "k" * 40)
     monkeypatch.chdir(tmp_path)
@@ -180,7 +156,7 @@ def test_a_supervisor_has_the_values_of_its_syncer(monkeypatch, tmp_path):
 def test_supervisor_and_mirror_need_no_tensor_library():
     """They run beside the syncer for as long as it does, and start when it is started."""
     script = (
-        "import sys, yeto.cli.run_supervisor, yeto.cli.supervisor, yeto.fleet.mirror; print(*sys.modules)"
+        "import sys, yeto.cli.run_supervisor, yeto.fleet.supervisor, yeto.fleet.mirror; print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not {"torch", "numba", "transformers", "peft", "datasets"} & set(done.stdout.split())

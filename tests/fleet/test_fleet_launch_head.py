@@ -4,9 +4,12 @@ That it restores, coordinates and exports in one go is shown by test_fleet_launc
 """
 
 import json
+import os
+import signal
 from uuid import uuid4
 
 import pytest
+import trio
 from fsspec.implementations.memory import MemoryFileSystem
 
 from yeto.errors import YetoError
@@ -105,3 +108,23 @@ def test_an_empty_disk_without_its_mirror_is_no_beginning(folder, capfd):
     err = capfd.readouterr().err
     assert "yeto: the head's restore failed with 1; what it said stands above" in err
     assert not (folder / "events.jsonl").exists()
+
+
+async def test_a_head_that_is_stopped_while_it_restores_starts_no_syncer(folder, monkeypatch):
+    (folder / "restoring.py").write_text("import pathlib, time; pathlib.Path('up').touch(); time.sleep(600)")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setattr(Head, "_mirror_words", lambda *_: ["restoring"])
+    stopped = Head(SETTINGS)
+    codes = []
+
+    async def run():
+        codes.append(await stopped.run())
+
+    with trio.fail_after(200):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            while not (folder / "up").exists():
+                await trio.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert codes == [4]
+    assert stopped._child.name == "restore"

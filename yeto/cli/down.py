@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from yeto.errors import YetoError
-from yeto.fleet.registry import STOPPED, Run, find_run, forget, runs_folder
+from yeto.fleet.registry import Run, find_run, forget, runs_folder
 
 
 def down_command(
@@ -51,9 +51,7 @@ def _left_of(run: Run) -> list[str]:
 
     left = tear_down(run, _say)
     if not left:
-        run.change(rented=())
-        if not run.state().over:
-            run.change(phase=STOPPED, why=f"torn down; yeto launch --resume {run.name} goes on", exit_code=4)
+        run.torn_down()
     return left
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,15 +12,16 @@ import attrs
 from attrs import frozen
 from cyclopts import Group, Parameter
 
-from yeto.cli.common import INTERRUPTED, sigterm_unwinds
+from yeto.cli.common import sigterm_unwinds
 from yeto.cli.fitting import fitting_merge_alpha, fitting_outer
 from yeto.cli.length import steps_of_run
-from yeto.cli.local import READY_SECONDS, STOPPED, LocalRun
+from yeto.cli.local_show import show_run
 from yeto.cli.passing import flags_without, to_words
 from yeto.cli.quiet import silence_libraries
 from yeto.cli.run_learner import LearnerFlags
 from yeto.cli.run_syncer import SyncerFlags
-from yeto.errors import ConfigError, ReplayDivergence, YetoError
+from yeto.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ConfigError, ReplayDivergence
+from yeto.fleet.local import READY_SECONDS, LocalRun
 
 _LOCAL = Group("This run", sort_key=-1)
 
@@ -132,7 +132,7 @@ def run_local_command(
     threads = flags.torch_threads or max(1, (os.cpu_count() or 1) // flags.learners)
 
     def learner_words(learner_id: int) -> list[str]:
-        output = _learner_folder(flags, learner_id)
+        output = run.learner(learner_id)
         return [
             *(f"--model={flags.model}", f"--data={text.data}", f"--eval-data={text.eval_data}"),
             *(f"--output-dir={output}", f"--state-dir={output / 'state'}", f"--torch-threads={threads}"),
@@ -140,23 +140,19 @@ def run_local_command(
             *to_words(learner),
         ]
 
-    for number in range(flags.learners):
-        # Whether a run that was over goes on is for its syncer to say.
-        state = _learner_folder(flags, number) / "state"
-        if (state / "done.json").exists():
-            shutil.rmtree(state)
     run = LocalRun(
         folder=flags.run_dir,
         num_learners=flags.learners,
         resume=flags.resume,
         syncer_words=[f"--learners={flags.learners}", f"--total-steps={total_steps}", *to_words(syncer)],
         learner_words=learner_words,
+        show=show_run,
         ready_seconds=READY_SECONDS
         + (syncer.iso_worker_startup_timeout_s if syncer.iso_worker_devices else 0.0),
     )
     print(f"{flags.learners} learners, {total_steps} global steps; everything is in {run.folder}", flush=True)
-    code = train_or_clear(run)
-    if code == STOPPED:
+    code = run.train()
+    if code == EXIT_STOPPED:
         so_far = f" The model so far: {_export(run, text)}" if run.checkpoint.exists() else ""
         print(f"stopped before the end. Go on: the same command with --resume.{so_far}")
         return code
@@ -165,7 +161,7 @@ def run_local_command(
             return _finish(run, text)
     except KeyboardInterrupt:
         print(f"interrupted after the end of training. The result: {_export(run, text)}")
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
 
 
 def check_inputs(text: Any) -> None:
@@ -182,24 +178,6 @@ def check_inputs(text: Any) -> None:
     open_source(text.data, revision=text.data_revision)
     if text.eval_data is not None:
         open_source(text.eval_data, revision=text.data_revision, flag="--eval-data")
-
-
-def train_or_clear(run: LocalRun) -> int:
-    """Train; of a run that fails before it begins, leave nothing in the way of the corrected command."""
-    try:
-        return run.train()
-    except YetoError:
-        if not run.resume and not run.began():
-            shutil.rmtree(run.folder / "learners", ignore_errors=True)
-            # With the locks beside them, which stay when a syncer is killed.
-            for place in (run.tape, run.checkpoint):
-                for file in run.folder.glob(f"{place.name}*"):
-                    file.unlink()
-        raise
-
-
-def _learner_folder(flags: LocalFlags, learner: int) -> Path:
-    return flags.run_dir / "learners" / str(learner)
 
 
 BEFORE_A_RUN = {"data", "logs"}

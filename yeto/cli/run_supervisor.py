@@ -100,7 +100,7 @@ def run_supervisor_command(
         flags.syncer_log.open("ab").close()
     except OSError as error:
         raise ConfigError(f"--syncer-log {flags.syncer_log}: cannot be written: {error.strerror}") from error
-    from yeto.cli.supervisor import Supervised
+    from yeto.fleet.supervisor import Supervised
 
     return Supervised(
         num_learners=flags.learners,

@@ -22,7 +22,6 @@ from typing import Any, Final, TextIO, TypeVar
 
 import torch
 from attrs import frozen
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -33,7 +32,7 @@ from yeto.diffusion.loader import as_json, reader_of
 from yeto.diffusion.rows import PlannedRow, RowReader
 from yeto.diffusion.values import Conditioning, Encoders, Example, RowNeeds
 from yeto.errors import ConfigError, DataError
-from yeto.storage import sync_folder
+from yeto.storage import hold, sync_folder
 from yeto.tuning.beside import beside
 from yeto.tuning.position import row_digest
 from yeto.tuning.progress import with_progress
@@ -96,19 +95,18 @@ def cache_rows(
     cheap.load(cheap.plan(first))
     if output.exists() and not output.is_dir():
         raise ConfigError(f"--output {output}: is a file; name a folder")
+    taken = ConfigError(
+        f"--output {output}: another process writes there; wait for it, or name another folder"
+    )
     try:
         output.mkdir(parents=True, exist_ok=True)
         _require_ours(output)
-        with FileLock(output / ".lock", timeout=0):
+        with hold(output / ".lock", taken):
             say(f"loading the encoders of {config.model}")
             encoders, needs = load(config)
             _require_settings(output, config, needs)
             writer = _Writer(output, encoders, reader_of(config, needs), needs.model)
             return writer.write(with_progress(source.rows(Cursor()), "caching rows"))
-    except Timeout as error:
-        raise ConfigError(
-            f"--output {output}: another process writes there; wait for it, or name another folder"
-        ) from error
     except (OSError, SafetensorError) as error:
         raise DataError(
             f"--output {output}: cannot write: {error}; the same command goes on with what is there"

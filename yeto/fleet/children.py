@@ -8,6 +8,7 @@ how often: a child that lives for a while has earned its next accidents.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -118,17 +119,19 @@ class Child:
 
     async def stop(self, patience_seconds: float) -> None:
         """End the process: SIGTERM, and SIGKILL when it takes longer than ``patience_seconds``."""
-        if not self.running:
-            return
-        self.send_signal(signal.SIGTERM)
-        with trio.move_on_after(patience_seconds):
-            await self.wait()
-        if self.running:
-            self.send_signal(signal.SIGKILL)
-            await self.wait()
+        await stop_all([self], patience_seconds)
 
-    async def relaunch(self, command: Sequence[str] | None = None) -> None:
+    async def relaunch(self) -> None:
         """Start the process again after an accident.
+
+        Raises:
+            YetoError: it had too many of them.
+        """
+        await self.pause()
+        self.start()
+
+    async def pause(self) -> None:
+        """Count an accident, and wait before the process is started again.
 
         Raises:
             YetoError: it had too many of them.
@@ -143,7 +146,6 @@ class Child:
         self.relaunches += 1
         # Twice as long each time: what keeps it from living may pass.
         await trio.sleep(RELAUNCH_SECONDS * 2 ** (self.relaunches - 1))
-        self.start(command)
 
     def failure(self, code: int) -> YetoError:
         """Return the error that explains an exit: the child's own last line, where it left one."""
@@ -168,3 +170,26 @@ class Child:
         with self.log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
             return log.read().decode("utf-8", "replace").splitlines()
+
+
+def clear_finished(state: Path) -> None:
+    """Remove what a learner keeps of a session that was over, so that a resumed run can use it again."""
+    if (state / "done.json").exists():
+        shutil.rmtree(state)
+
+
+async def stop_all(children: Sequence[Child], patience_seconds: float) -> None:
+    """End processes beside each other: SIGTERM, and SIGKILL to those that take longer than the patience.
+
+    Each is told once: to some a second SIGTERM means to leave what they are saving.
+    """
+    running = [child for child in children if child.running]
+    for child in running:
+        child.send_signal(signal.SIGTERM)
+    with trio.move_on_after(patience_seconds):
+        for child in running:
+            await child.wait()
+    for child in running:
+        if child.running:
+            child.send_signal(signal.SIGKILL)
+            await child.wait()

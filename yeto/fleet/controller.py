@@ -13,7 +13,6 @@ When it is killed itself, the kernel tells its children (on Linux), which end in
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -21,13 +20,12 @@ from typing import Any
 
 import trio
 from attrs import evolve
-from filelock import FileLock, Timeout
 
-from yeto.errors import YetoError, first_of
-from yeto.fleet.children import Child
+from yeto.errors import EXIT_STOPPED, ConfigError, YetoError, first_of
+from yeto.fleet.children import Child, clear_finished, stop_all
 from yeto.fleet.commands import ADDRESS, HERE, KEY, READY, head_command, island_command
 from yeto.fleet.head import ENDED
-from yeto.fleet.head import STOPPED as STOPPED_CODE
+from yeto.fleet.keeper import Keeper
 from yeto.fleet.launch import island_name
 from yeto.fleet.processes import RUN_VARIABLE, Process, written_down
 from yeto.fleet.registry import (
@@ -43,6 +41,7 @@ from yeto.fleet.registry import (
     write_secret,
 )
 from yeto.state.strict import NotStrict, parse_json
+from yeto.storage import hold
 
 FAREWELL_SECONDS = 90.0
 """How long islands may take to save and leave once the head is done: more than their own wait for it."""
@@ -52,8 +51,6 @@ STOP_SECONDS = 15.0
 """The same for an island, whose work is in the checkpoint already."""
 LOOK_SECONDS = 0.05
 """Between two looks for the head's sign that learners can connect."""
-
-WRONG_USAGE = 2
 
 
 class Controller:
@@ -80,7 +77,7 @@ class Controller:
             for number in range(islands)
         ]
         self._failed: dict[str, YetoError] = {}
-        self._stopping = False
+        self._keeper = Keeper(say=self._say, stop=self._stop, kill=self._kill)
         self._state = RunState(phase=LAUNCHING, why="the head is starting", changed=now())
 
     async def run(self) -> RunState:
@@ -89,91 +86,64 @@ class Controller:
         assert own is not None, "we run"
         self._note(controller=own)
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._heed_signals)
-                code = await self._live()
-                nursery.cancel_scope.cancel()
-            last = self._verdict(code)
+            last = self._verdict(await self._keeper.run(self._live))
         except* YetoError as group:
             failure = first_of(group)
             last = {"phase": FAILED, "why": str(failure), "exit_code": getattr(failure, "exit_code", 1)}
         finally:
             with trio.CancelScope(shield=True):
                 await self._head.stop(HEAD_SECONDS)
-                for child in self._islands:
-                    child.send_signal(signal.SIGTERM)
-                for child in self._islands:
-                    await child.stop(STOP_SECONDS)
+                await stop_all(self._islands, STOP_SECONDS)
         # Said first: whoever follows the log looks at the state to know when to stop.
         self._say(f"{last['phase']}: {last['why']}")
         self._note(children=(), **last)
         return self._state
 
     async def _live(self) -> int:
-        ended = await self._start_head()
-        if ended is not None:
-            return ended
+        # A port of an earlier start may be another program's by now; this one is told when it is bound.
+        before = self._ready_at()
+        self._head.start(head_command(self._launch, HERE))
+        self._note()
         async with trio.open_nursery() as nursery:
-            for number, child in enumerate(self._islands):
-                self._give_address(number)
-                child.start()
-                nursery.start_soon(self._keep_island, number, child)
-            if not self._stopping:
-                self._note(phase=RUNNING, why=f"the head and {len(self._islands)} islands are up")
+            nursery.start_soon(self._start_islands, before, nursery)
             code = await self._keep_head()
             if code in ENDED:
+                # None is there where the run was over, and there was only the result to make anew.
                 with trio.move_on_after(FAREWELL_SECONDS):
                     for child in self._islands:
-                        await child.wait()
-            self._stopping = True
+                        if child.running:
+                            await child.wait()
+            self._keeper.stopping.set()
             nursery.cancel_scope.cancel()
         return code
 
-    async def _start_head(self) -> int | None:
-        """Start the head; return once learners can connect, with its exit code if it has ended before."""
-        self._head.start(head_command(self._launch, HERE))
-        self._note()
-        # A port of an earlier start may be another program's by now; this one is told when it is bound.
-        began = self._ready_at()
-        while self._ready_at() in (None, began):
-            if not self._head.running:
-                code = await self._head.wait()
-                if self._stopping or code == STOPPED_CODE:
-                    return STOPPED_CODE
-                if code in ENDED:
-                    # Of a run that was over: there was only the result to make anew.
-                    return code
-                if code > 0:
-                    raise self._head.failure(code)
-                self._say(f"the head was killed by signal {-code}; starting it again")
-                await self._head.relaunch()
-                self._note()
+    async def _start_islands(self, before: int | None, nursery: trio.Nursery) -> None:
+        """Start the islands once learners can connect."""
+        while self._ready_at() in (None, before):
             await trio.sleep(LOOK_SECONDS)
-        return None
+        for number, child in enumerate(self._islands):
+            self._give_address(number)
+            child.start()
+            nursery.start_soon(self._keep_island, child)
+        if not self._keeper.stopping.is_set():
+            self._note(phase=RUNNING, why=f"the head and {len(self._islands)} islands are up")
 
     async def _keep_head(self) -> int:
-        while True:
-            code = await self._head.wait()
-            if code in (*ENDED, STOPPED_CODE):
-                return code
-            if self._stopping and code < 0:
-                return STOPPED_CODE
-            if code > 0:
-                raise self._head.failure(code)
-            self._say(f"the head was killed by signal {-code}; starting it again from its files")
-            await self._head.relaunch()
-            self._note()
-            if self._stopping:
-                self._head.send_signal(signal.SIGTERM)
+        code = await self._keeper.keep(self._head, "the head", origin=" from its files", started=self._note)
+        if code < 0:
+            return EXIT_STOPPED
+        if code in (*ENDED, EXIT_STOPPED):
+            return code
+        raise self._head.failure(code)
 
-    async def _keep_island(self, number: int, child: Child) -> None:
+    async def _keep_island(self, child: Child) -> None:
         while True:
             self._note()
             code = await child.wait()
-            if code in ENDED or self._stopping:
+            if code in ENDED or self._keeper.stopping.is_set():
                 return
             try:
-                if code == WRONG_USAGE:
+                if code == ConfigError.exit_code:
                     raise child.failure(code)
                 died = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
                 self._say(f"{child.name} {died}; starting it again")
@@ -214,7 +184,7 @@ class Controller:
 
     def _verdict(self, code: int) -> dict[str, Any]:
         """Return the last state of a run whose head ended by itself."""
-        if code == STOPPED_CODE:
+        if code == EXIT_STOPPED:
             why = f"stopped before the final cut; yeto launch --resume {self._run.name} goes on"
             return {"phase": STOPPED, "why": why, "exit_code": code}
         why = f"the result is in {self._launch.output}"
@@ -237,17 +207,14 @@ class Controller:
     def _say(self, line: str) -> None:
         print(line, flush=True)
 
-    async def _heed_signals(self) -> None:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for _ in signals:
-                if self._stopping:
-                    for child in (self._head, *self._islands):
-                        child.send_signal(signal.SIGKILL)
-                    continue
-                self._stopping = True
-                self._say("stopping: the head writes a checkpoint first")
-                self._note(phase=STOPPING, why="the head writes a checkpoint, then the islands end")
-                self._head.send_signal(signal.SIGTERM)
+    def _stop(self) -> None:
+        self._say("stopping: the head writes a checkpoint first")
+        self._note(phase=STOPPING, why="the head writes a checkpoint, then the islands end")
+        self._head.send_signal(signal.SIGTERM)
+
+    def _kill(self) -> None:
+        for child in (self._head, *self._islands):
+            child.send_signal(signal.SIGKILL)
 
 
 def prepare(run: Run) -> None:
@@ -266,26 +233,21 @@ def prepare(run: Run) -> None:
             beside.symlink_to(folder / "learner.jsonl")
 
 
-def clear_finished(run: Run) -> None:
-    """Remove what learners keep of a session that was over, so that a resumed run can use them again."""
-    for number in range(len(run.launch().parsed())):
-        state = run.island(number) / "state"
-        if (state / "done.json").exists():
-            shutil.rmtree(state)
-
-
 def main(words: list[str]) -> int:
     """Be the controller of the run in a folder; return the run's exit code."""
     run = Run(folder=Path(words[0]))
     os.environ[RUN_VARIABLE] = str(run.folder)
     try:
-        with FileLock(run.controller_lock, timeout=0):
+        lock = hold(run.controller_lock, YetoError(f"{run.name}: another controller runs it"))
+    except YetoError as error:
+        print(f"yeto: {error}", file=sys.stderr)
+        return error.exit_code
+    try:
+        with lock:
             prepare(run)
-            clear_finished(run)
+            for number in range(len(run.launch().parsed())):
+                clear_finished(run.island(number) / "state")
             state = trio.run(Controller(run).run)
-    except Timeout:
-        print(f"yeto: {run.name}: another controller runs it", file=sys.stderr)
-        return 1
     except YetoError as error:
         print(f"yeto: {error}", file=sys.stderr)
         run.change(phase=FAILED, why=str(error), exit_code=error.exit_code)

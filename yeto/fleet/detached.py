@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from yeto.errors import ConfigError, YetoError
 from yeto.fleet.processes import RUN_VARIABLE, Process, processes_of, send, wait_gone
-from yeto.fleet.registry import FAILED, LAUNCHING, OVER, STOPPED, Run, RunState
+from yeto.fleet.registry import FAILED, LAUNCHING, OVER, Run, RunState
 
 END_SECONDS = 180.0
 """How long a controller may take to end its run in order: more than it gives head and islands."""
@@ -90,13 +90,9 @@ def end(run: Run, say: Callable[[str], None]) -> list[Process]:
             say(f"ending {process.name} (process {process.pid}), which was left over")
             send(process, number)
         wait_gone(left, seconds)
-    state = run.state()
     left = _left(run)
     if not left:
-        # A controller that was killed could not say so itself.
-        run.change(controller=None, children=())
-        if not state.over:
-            run.change(phase=STOPPED, why=f"torn down; yeto launch --resume {run.name} goes on", exit_code=4)
+        run.torn_down()
     return left
 
 

@@ -20,14 +20,13 @@ from pathlib import Path
 import trio
 from attrs import frozen
 
-from yeto.errors import YetoError, first_of
+from yeto.errors import EXIT_STOPPED, YetoError, first_of
 from yeto.fleet.children import Child
 from yeto.fleet.commands import CHECKPOINT, KEY, READY, RESULT, TAPE
+from yeto.fleet.keeper import Keeper
 from yeto.fleet.launch import is_remote
 from yeto.fleet.store import Store
 
-STOPPED = 4
-"""Exit code of a syncer, and so of the head, that ended before the final cut."""
 ENDED = (0, 3)
 """Exit codes of a syncer whose run is over; with 3 some learner never confirmed that it holds the result."""
 
@@ -65,7 +64,9 @@ class Head:
     def __init__(self, settings: HeadSettings) -> None:
         """Describe the head; nothing runs before ``run``."""
         self._settings = settings
-        self._stop = trio.Event()
+        self._keeper = Keeper(
+            say=_say, stop=lambda: self._tell(signal.SIGTERM), kill=lambda: self._tell(signal.SIGKILL)
+        )
         self._child: Child | None = None
         self._mirror: Child | None = None
 
@@ -76,21 +77,19 @@ class Head:
             YetoError: something cannot be done; the cause was printed.
         """
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._heed_signals)
-                code = await self._live()
-                nursery.cancel_scope.cancel()
+            return await self._keeper.run(self._live)
         finally:
             with trio.CancelScope(shield=True):
                 for child in (self._child, self._mirror):
                     if child is not None:
                         await child.stop(PATIENCE_SECONDS)
-        return code
 
     async def _live(self) -> int:
         if self._settings.mirror is not None:
             # It does nothing where a run is, and ends what a restore that was cut off began.
             await self._do("restore", self._mirror_words("restore"))
+        if self._keeper.stopping.is_set():
+            return EXIT_STOPPED
         async with trio.open_nursery() as nursery:
             if self._settings.mirror is not None:
                 self._mirror = _child("mirror", self._mirror_words("push"))
@@ -103,27 +102,20 @@ class Head:
             await self._mirror.stop(MIRROR_SECONDS)
         if code not in ENDED:
             return code
-        if self._stop.is_set():
-            return STOPPED
+        if self._keeper.stopping.is_set():
+            return EXIT_STOPPED
         await self._do("replay", ["yeto", "replay", TAPE, f"--checkpoint={CHECKPOINT}"])
         await self._export()
-        return STOPPED if self._stop.is_set() else code
+        return EXIT_STOPPED if self._keeper.stopping.is_set() else code
 
     async def _coordinate(self) -> int:
         """Keep the syncer alive until it ends by itself; return its exit code."""
         self._child = _child("syncer", ())
         self._child.start(self._syncer_words())
-        while True:
-            code = await self._child.wait()
-            if code >= 0:
-                return code
-            if self._stop.is_set():
-                return STOPPED
-            _say(f"the syncer was killed by signal {-code}; starting it again from its checkpoint")
-            await self._child.relaunch(self._syncer_words())
-            if self._stop.is_set():
-                # It was asked for while there was no syncer.
-                self._child.send_signal(signal.SIGTERM)
+        code = await self._keeper.keep(
+            self._child, "the syncer", origin=" from its checkpoint", again=self._syncer_words
+        )
+        return code if code >= 0 else EXIT_STOPPED
 
     async def _keep_mirror(self, mirror: Child) -> None:
         while True:
@@ -157,12 +149,12 @@ class Head:
         Raises:
             YetoError: it failed.
         """
-        if self._stop.is_set():
+        if self._keeper.stopping.is_set():
             return
         self._child = _child(name, words)
         self._child.start()
         code = await self._child.wait()
-        if code != 0 and not self._stop.is_set():
+        if code != 0 and not self._keeper.stopping.is_set():
             raise YetoError(f"the head's {name} failed with {code}; what it said stands above")
 
     def _syncer_words(self) -> list[str]:
@@ -179,13 +171,9 @@ class Head:
         words = ["yeto.fleet.mirror", what, f"--checkpoint={CHECKPOINT}", f"--event-tape={TAPE}"]
         return [*words, f"--to={self._settings.mirror}"]
 
-    async def _heed_signals(self) -> None:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for _ in signals:
-                first = not self._stop.is_set()
-                self._stop.set()
-                if self._child is not None:
-                    self._child.send_signal(signal.SIGTERM if first else signal.SIGKILL)
+    def _tell(self, number: signal.Signals) -> None:
+        if self._child is not None:
+            self._child.send_signal(number)
 
 
 def publish(folder: Path, uri: str) -> None:

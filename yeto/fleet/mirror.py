@@ -20,12 +20,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, TypeVar
 
-from yeto.errors import ConfigError, YetoError
+from yeto.errors import EXIT_INTERRUPTED, ConfigError, YetoError
 from yeto.fleet.mirror_push import Pushed, Pusher, held_folder
 from yeto.fleet.mirror_restore import restore, restoring
 from yeto.fleet.mirror_tape import TapeCut
 from yeto.fleet.store import StorageError, Store
-from yeto.storage import size_text
+from yeto.storage import Held, hold, size_text
 from yeto.tape import printable
 
 T = TypeVar("T")
@@ -35,9 +35,6 @@ INTERVAL_SECONDS: Final = 10.0
 
 INTERVAL_SECONDS_MAX: Final = 86_400.0
 """A mirror that looks less often than once a day is none."""
-
-INTERRUPTED: Final = 130
-"""Exit code of a restore that Ctrl-C ended."""
 
 WAIT_SECONDS_MAX: Final = 60.0
 """Longest wait before a store that did not answer is asked again; it begins with one second and doubles."""
@@ -99,9 +96,9 @@ def main(words: Sequence[str] | None = None) -> int:
         store = Store(options.to)
         _check_places(store, options.checkpoint, options.event_tape)
         if options.what == "restore":
-            with _only_one(options.checkpoint, "restore", "restores"):
+            with _held(options.checkpoint, "restore", "restores"):
                 return _restore(store, options.checkpoint, options.event_tape)
-        with _told_to_stop() as stop, _only_one(options.checkpoint, "mirror", "mirrors"):
+        with _told_to_stop() as stop, _held(options.checkpoint, "mirror", "mirrors"):
             pusher = Pusher(store, options.checkpoint, options.event_tape, _say)
             return push_until(pusher, stop, options.interval_s)
     except YetoError as error:
@@ -112,7 +109,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         print("yeto: interrupted; the same command begins anew", file=sys.stderr, flush=True)
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
 
 
 def push_until(pusher: Pusher, stop: threading.Event, interval_seconds: float) -> int:
@@ -229,21 +226,14 @@ def _is_within(path: Path, folder: Path) -> bool:
     return there in (found, *found.parents)
 
 
-@contextmanager
-def _only_one(checkpoint: Path, name: str, does: str) -> Iterator[None]:
+def _held(checkpoint: Path, name: str, does: str) -> Held:
     """Hold a checkpoint for this process, for one of the two things that are done to it here.
 
     Raises:
         ConfigError: another process of this machine does it.
     """
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(f"{checkpoint}.{name}.lock", timeout=0)
-    try:
-        with lock:
-            yield
-    except Timeout:
-        raise ConfigError(f"{checkpoint}: another process {does} it already") from None
+    taken = ConfigError(f"{checkpoint}: another process {does} it already")
+    return hold(Path(f"{checkpoint}.{name}.lock"), taken)
 
 
 def _say(line: str) -> None:

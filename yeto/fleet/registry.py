@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 import attrs
 from attrs import frozen
 
-from yeto.errors import ConfigError, YetoError
+from yeto.errors import EXIT_STOPPED, ConfigError, YetoError
 from yeto.fleet.commands import KEY, TAPE
 from yeto.fleet.launch import Launch, check_name, island_name
 from yeto.fleet.processes import Process
@@ -179,6 +179,15 @@ class Run:
         state = attrs.evolve(self.state(), **changes, changed=now())
         self.write_state(state)
         return state
+
+    def torn_down(self) -> None:
+        """Write down that nothing of the run is there any more, which ends one that was going on."""
+        # A controller that was killed could not say so itself.
+        gone: dict[str, Any] = {"controller": None, "children": (), "rented": ()}
+        if not self.state().over:
+            why = f"torn down; yeto launch --resume {self.name} goes on"
+            gone |= {"phase": STOPPED, "why": why, "exit_code": EXIT_STOPPED}
+        self.change(**gone)
 
 
 def runs_folder(environ: Mapping[str, str]) -> Path:

@@ -22,11 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from filelock import FileLock, Timeout
-
 from yeto.errors import ConfigError
 from yeto.learner.saved import DamagedState, SavedState
-from yeto.storage import size_text, sync_folder
+from yeto.storage import hold, size_text, sync_folder
 
 PREFIX: Final = "set-"
 DONE: Final = "done.json"
@@ -50,16 +48,14 @@ class StateFolder:
         """
         self.path = path
         self._say = say
-        self._lock = FileLock(path / "lock", thread_local=False)
+        taken = ConfigError(
+            f"--state-dir {path}: another process uses it; give every learner a folder of its own"
+        )
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire(timeout=0)
+            self._lock = hold(path / "lock", taken)
             for aside in path.glob("*.tmp"):
                 shutil.rmtree(aside)
-        except Timeout as error:
-            raise ConfigError(
-                f"--state-dir {path}: another process uses it; give every learner a folder of its own"
-            ) from error
         except OSError as error:
             raise ConfigError(f"--state-dir {path}: cannot be written to: {error.strerror}") from error
         self._next = max(self._numbers(), default=0) + 1

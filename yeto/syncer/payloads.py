@@ -36,7 +36,6 @@ from typing import Final
 import attrs
 import torch
 from attrs import frozen
-from filelock import FileLock, Timeout
 
 from yeto import __version__
 from yeto.core.values import Member
@@ -48,6 +47,7 @@ from yeto.state.files import BytesLike, Disk, write_aside, writing
 from yeto.state.fragmentfile import file_parts
 from yeto.state.manifest import FRAGMENTS_FOLDER, encode_manifest, manifest_file
 from yeto.state.strict import NotStrict, structure
+from yeto.storage import hold
 from yeto.wire.digest import digest
 
 FORMAT_VERSION: Final = 1
@@ -275,23 +275,18 @@ def open_recording(folder: Path, session_id: str, *, disk: Disk | None = None) -
         RecordingError: it holds something else, is used by another syncer, or cannot be written.
     """
     disk = disk or Disk()
+    taken = RecordingError(
+        f"--record-payloads {folder}: another syncer records there; stop it or name another folder"
+    )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Not thread-local: whoever ends the run releases it.
-        lock = FileLock(folder / LOCK_FILE, timeout=0, thread_local=False)
-        lock.acquire()
-    except Timeout as error:
-        raise RecordingError(
-            f"--record-payloads {folder}: another syncer records there; stop it or name another folder"
-        ) from error
+        lock = hold(folder / LOCK_FILE, taken)
     except OSError as error:
         raise RecordingError(
             f"--record-payloads {folder}: cannot be used: {error.strerror or error}; name another folder"
         ) from error
-    try:
+    with lock:
         yield RecordingFolder(folder, _fitting(folder, session_id), disk)
-    finally:
-        lock.release()
 
 
 def _fitting(folder: Path, session_id: str) -> Recording:

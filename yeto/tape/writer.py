@@ -18,20 +18,17 @@ from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from attrs import frozen
 
 from yeto.core.decisions import Decision
 from yeto.core.events import Event
 from yeto.errors import TapeError
-from yeto.storage import sync_folder
+from yeto.storage import Held, hold, sync_folder
 from yeto.tape.codec import Decoder, encode
 from yeto.tape.reader import complete_lines, no_header, open_tape
 from yeto.tape.records import FORMAT_VERSION, RULES_VERSION, Header, Record
-
-if TYPE_CHECKING:
-    from filelock import BaseFileLock
 
 PENDING_BYTES_MAX = 64 << 20
 """Most that may wait for the disk. About a quarter of a million records: no disk that works falls so far
@@ -90,7 +87,7 @@ class TapeWriter:
     def __init__(
         self,
         file: TapeFile,
-        lock: BaseFileLock,
+        lock: Held,
         *,
         name: str,
         next_seq: int,
@@ -371,21 +368,14 @@ class TapeWriter:
         raise TapeError(self._failure) from error
 
 
-def _locked(path: Path) -> BaseFileLock:
-    """Return the held lock of a tape.
+def _locked(path: Path) -> Held:
+    """Hold a tape for this process.
 
     Raises:
         TapeError: another process holds it, or the folder cannot be written.
     """
-    # Imported here: whoever only reads tapes (replay, status) does not pay for it.
-    from filelock import FileLock, Timeout
-
-    # Not thread-local: the writer may be closed by another thread than the one that made it.
-    lock = FileLock(f"{path}.lock", timeout=0, thread_local=False)
+    lock = Path(f"{path}.lock")
     try:
-        lock.acquire()
-    except Timeout:
-        raise TapeError(f"{path} is being written by another process ({path}.lock is held)") from None
+        return hold(lock, TapeError(f"{path} is being written by another process ({lock} is held)"))
     except OSError as error:
-        raise TapeError(f"{path}: cannot take its lock {path}.lock: {error.strerror}") from error
-    return lock
+        raise TapeError(f"{path}: cannot take its lock {lock}: {error.strerror}") from error

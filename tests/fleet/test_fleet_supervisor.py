@@ -4,6 +4,7 @@ import contextlib
 import re
 import signal
 from functools import partial
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -12,6 +13,7 @@ from supervised import SECONDS_MAX, frugal, records, supervised
 
 from yeto.core.decisions import SessionEnded
 from yeto.core.events import SessionResumed
+from yeto.fleet import supervisor
 from yeto.state import final_marker_path, read_checkpoint, read_final_marker, write_final_marker
 from yeto.state.manifest import manifest_steps
 from yeto.tape import replay
@@ -136,3 +138,25 @@ async def check_what_a_finished_run_says(tmp_path, flags, run, step):
         assert await damaged.end() == 1
     assert f"{fragment}: digest of momentum is" in damaged.complaint()
     assert not final_marker_path(run.checkpoint).exists()
+
+
+async def test_only_the_syncer_that_listens_is_shown(monkeypatch, tmp_path, autojump_clock):
+    """The tape ends with the session before, and where that died it does not say so."""
+    said, ready = [], tmp_path / "ready"
+    settings = {"num_learners": 6, "budget": 9, "checkpoint": tmp_path / "state", "tape": tmp_path / "tape"}
+    settings |= {"log": tmp_path / "log", "ready_file": ready, "port": 0, "syncer_words": ()}
+    watched = supervisor._Supervisor(supervisor.Supervised(**settings, say=said.append))
+    before = SimpleNamespace(phase="running", learners=(), step=7, wait=None, now=0.0)
+    watcher = SimpleNamespace(look=lambda: None, moment=lambda: before)
+    monkeypatch.setattr(supervisor, "Watcher", lambda *_, **__: watcher)
+    monkeypatch.setattr(supervisor, "waited", lambda *_: "waiting")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watched._show, "phase 1")
+        await trio.sleep(2.5 * supervisor.LINE_SECONDS)
+        assert said == ["phase 1: the syncer is starting"]
+        ready.touch()
+        await trio.sleep(2 * supervisor.LINE_SECONDS)
+        assert said[1:] == ["phase 1: 7 rounds committed; waiting"]
+        watched._keeper.stopping.set()
+        ready.unlink()
+    assert len(said) == 2

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -23,9 +22,11 @@ from typing import Any, Final, TypeVar
 import trio
 from attrs import field, frozen
 
-from yeto.errors import CheckpointError, ConfigError, TapeError, YetoError, first_of
+from yeto.errors import EXIT_STOPPED, CheckpointError, ConfigError, TapeError, YetoError, first_of
 from yeto.fleet.children import Child
+from yeto.fleet.keeper import Keeper
 from yeto.state import inspect, read_manifest, remove_final_marker, write_final_marker
+from yeto.storage import Held, hold
 from yeto.tape import Mark, find_past, printable, read
 from yeto.view.budget import BudgetRun, read_budget, replay_budget
 from yeto.view.follow import Watcher
@@ -33,9 +34,6 @@ from yeto.view.live import waited
 from yeto.view.model import Moment
 
 T = TypeVar("T")
-
-STOPPED: Final = 4
-"""Exit code of a run that a signal ended before the final cut."""
 
 STOP_SECONDS: Final = 15.0
 """Time that the syncer has to end after SIGTERM, before it is killed, when the supervisor itself fails."""
@@ -89,22 +87,17 @@ class _Supervisor:
     def __init__(self, run: Supervised) -> None:
         self._run = run
         self._port = run.port
-        self._stopping = False
+        self._keeper = Keeper(say=run.say, stop=self._stop, kill=self._kill)
         self._working = trio.CancelScope()
         """What a signal ends where there is no syncer to be stopped."""
         self._syncer = Child("syncer", (), run.log, keep_variables=run.kept_variables)
 
     async def run(self) -> int:
-        with _only_one(self._run.checkpoint):
+        with _held(self._run.checkpoint):
             story = await self._story()
             self._require_same_run(story)
-            code = STOPPED
             try:
-                async with trio.open_nursery() as nursery:
-                    await nursery.start(self._heed_signals)
-                    with self._working:
-                        code = await self._live(story)
-                    nursery.cancel_scope.cancel()
+                return await self._keeper.run(partial(self._live, story))
             except BaseException:
                 self._withdraw()
                 raise
@@ -112,9 +105,13 @@ class _Supervisor:
                 # Also when Python itself fails here: the syncer may not outlive its supervisor.
                 with trio.CancelScope(shield=True):
                     await self._syncer.stop(STOP_SECONDS)
-        return code
 
     async def _live(self, story: BudgetRun) -> int:
+        with self._working:
+            return await self._both_phases(story)
+        return EXIT_STOPPED
+
+    async def _both_phases(self, story: BudgetRun) -> int:
         run = self._run
         # Whatever there is one for, it was not found by this look at everything.
         self._withdraw()
@@ -146,26 +143,24 @@ class _Supervisor:
             YetoError: it failed; the message is its own.
         """
         run = self._run
-        if self._stopping:
+        if self._keeper.stopping.is_set():
             run.say(f"stopped before {name}; the same command goes on from here")
-            return STOPPED
+            return EXIT_STOPPED
         before = run.tape.stat().st_size if run.tape.exists() else 0
-        self._forget_place()
-        self._syncer.start(self._command(start))
+        self._syncer.start(self._afresh(start))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._announce)
             nursery.start_soon(self._show, name)
-            while True:
-                code = await self._syncer.wait()
-                if code >= 0 or self._stopping:
-                    break
-                run.say(f"the syncer was killed by signal {-code}; starting it again from its checkpoint")
-                self._forget_place()
-                await self._syncer.relaunch(self._command(start))
+            code = await self._keeper.keep(
+                self._syncer,
+                "the syncer",
+                origin=" from its checkpoint",
+                again=partial(self._afresh, start),
+            )
             nursery.cancel_scope.cancel()
         if code < 0:
             run.say(_stopped(name))
-            return STOPPED
+            return EXIT_STOPPED
         if code != 0:
             await self._explain(name, code, since=before)
         return code
@@ -182,7 +177,7 @@ class _Supervisor:
         if end is not None and end.exit_code == code:
             failure = YetoError(f"{name}: {end.why}")
             failure.exit_code = code
-        if code == STOPPED and self._stopping:
+        if code == EXIT_STOPPED and self._keeper.stopping.is_set():
             self._run.say(_stopped(name))
             return
         raise failure
@@ -265,6 +260,11 @@ class _Supervisor:
             raise CheckpointError(f"{found.path}: {run.tape} tells of no such checkpoint")
         return manifest.step
 
+    def _afresh(self, start: Sequence[str]) -> list[str]:
+        """Return the command of a syncer, once nothing is there any more of where another one listened."""
+        self._forget_place()
+        return self._command(start)
+
     def _command(self, start: Sequence[str]) -> list[str]:
         run = self._run
         return [
@@ -303,7 +303,7 @@ class _Supervisor:
         said = ""
         while True:
             await trio.sleep(LINE_SECONDS)
-            if self._stopping:
+            if self._keeper.stopping.is_set():
                 return
             try:
                 watcher.look()
@@ -321,21 +321,17 @@ class _Supervisor:
                 self._run.say(line)
             said = line
 
-    async def _heed_signals(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            task_status.started()
-            async for _ in signals:
-                if self._stopping:
-                    self._run.say("killing the syncer; the last checkpoint is intact")
-                    self._syncer.send_signal(signal.SIGKILL)
-                    continue
-                self._stopping = True
-                if self._syncer.running:
-                    self._run.say("stopping: the syncer writes a checkpoint first (again to kill it at once)")
-                    self._syncer.send_signal(signal.SIGTERM)
-                else:
-                    self._run.say("stopped; the same command goes on from here")
-                    self._working.cancel()
+    def _stop(self) -> None:
+        if self._syncer.running:
+            self._run.say("stopping: the syncer writes a checkpoint first (again to kill it at once)")
+            self._syncer.send_signal(signal.SIGTERM)
+        else:
+            self._run.say("stopped; the same command goes on from here")
+            self._working.cancel()
+
+    def _kill(self) -> None:
+        self._run.say("killing the syncer; the last checkpoint is intact")
+        self._syncer.send_signal(signal.SIGKILL)
 
 
 async def _off_thread(function: Callable[..., T], *arguments: Any) -> T:
@@ -362,23 +358,14 @@ def _refuse(tape: Path, missing: Iterator[str]) -> None:
         raise YetoError(printable(f"{tape}: {sentences[0]}{more}"))
 
 
-@contextmanager
-def _only_one(checkpoint: Path) -> Iterator[None]:
+def _held(checkpoint: Path) -> Held:
     """Hold a run for this supervisor.
 
     Raises:
         ConfigError: it has one, or nothing can be written beside the checkpoint.
     """
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(f"{checkpoint}.supervisor.lock", timeout=0)
+    taken = ConfigError(f"{checkpoint}: another supervisor has this run already")
     try:
-        lock.acquire()
-    except Timeout:
-        raise ConfigError(f"{checkpoint}: another supervisor has this run already") from None
+        return hold(Path(f"{checkpoint}.supervisor.lock"), taken)
     except OSError as error:
         raise ConfigError(f"--checkpoint-path {checkpoint}: cannot be written: {error.strerror}") from error
-    try:
-        yield
-    finally:
-        lock.release()

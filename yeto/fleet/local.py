@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,15 +18,10 @@ import trio
 from attrs import field, frozen
 
 from yeto.core.decisions import SessionOpened
-from yeto.errors import TapeError, YetoError, first_of
-from yeto.fleet.children import Child
+from yeto.errors import EXIT_STOPPED, TapeError, YetoError, first_of
+from yeto.fleet.children import Child, clear_finished, stop_all
+from yeto.fleet.keeper import Keeper
 from yeto.tape import read
-from yeto.view.follow import Watcher
-from yeto.view.live import plain_line, screen
-from yeto.view.model import Moment
-
-STOPPED = 4
-"""Exit code of a run that ended before the final cut."""
 
 READY_SECONDS = 60.0
 """Longest time from starting the syncer to its first connection; it loads a checkpoint in between."""
@@ -38,16 +32,8 @@ FAREWELL_SECONDS = 90.0
 STOP_SECONDS = 15.0
 """Time that a child has to end after SIGTERM, before it is killed, when the run is over anyway."""
 
-PLAIN_LINE_SECONDS = 5.0
-"""Time between two printed lines where nothing can be redrawn."""
-
-SCREEN_SECONDS = 0.5
-"""Time between two looks where the screen is redrawn."""
-
 YETO_RUN = ("yeto", "run", "--debug")
 """How a child's command begins: its log has room for the traceback that a terminal is spared."""
-
-STARTING = "the syncer is starting"
 
 
 @frozen(kw_only=True)
@@ -61,6 +47,8 @@ class LocalRun:
     """Flags of the syncer beyond place and start mode."""
     learner_words: Callable[[int], Sequence[str]]
     """Flags of learner i beyond the syncer's address and the log."""
+    show: Callable[[Path], Awaitable[None]]
+    """Shows how far the run of a tape is, until it is cancelled."""
     ready_seconds: float = READY_SECONDS
     say: Callable[[str], None] = field(default=partial(print, flush=True))
 
@@ -79,6 +67,10 @@ class LocalRun:
         """Folder of what the children print."""
         return self.folder / "logs"
 
+    def learner(self, number: int) -> Path:
+        """Return the folder of one learner: its output, and its state."""
+        return self.folder / "learners" / str(number)
+
     def began(self) -> bool:
         """Tell whether there is anything to go on with: a checkpoint, or a session on the tape."""
         if self.checkpoint.exists():
@@ -92,14 +84,28 @@ class LocalRun:
     def train(self) -> int:
         """Run until the final cut; return 0, or 4 when a signal stopped it before.
 
+        A run that fails before it began leaves nothing in the way of the corrected command.
+
         Raises:
             YetoError: a child cannot go on; the message is its own.
         """
         self.logs.mkdir(parents=True, exist_ok=True)
+        for learner in range(self.num_learners):
+            # Whether a run that was over goes on is for its syncer to say.
+            clear_finished(self.learner(learner) / "state")
         try:
             return trio.run(_Fleet(self).run)
         except* YetoError as group:
+            if not self.resume and not self.began():
+                self._clear()
             raise first_of(group) from None
+
+    def _clear(self) -> None:
+        shutil.rmtree(self.folder / "learners", ignore_errors=True)
+        # With the locks beside them, which stay when a syncer is killed.
+        for place in (self.tape, self.checkpoint):
+            for file in self.folder.glob(f"{place.name}*"):
+                file.unlink()
 
 
 class _Fleet:
@@ -114,29 +120,29 @@ class _Fleet:
             Child(f"learner {learner}", (), run.logs / f"learner-{learner}.log")
             for learner in range(run.num_learners)
         ]
-        self._stopping = False
-        # The tape has the same writer also while that is started again.
-        self._watcher = Watcher(run.tape, running=lambda _: True)
+        self._keeper = Keeper(say=run.say, stop=self._stop, kill=self._kill)
 
     async def run(self) -> int:
         for learner in range(self._run.num_learners):
             self._json_log(learner).unlink(missing_ok=True)
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._heed_signals)
-                nursery.start_soon(self._show)
-                code = await self._live()
-                nursery.cancel_scope.cancel()
+            return await self._keeper.run(self._shown)
         finally:
             # Also when Python itself fails here: no child may outlive the run.
             with trio.CancelScope(shield=True):
-                for child in (self._syncer, *self._learners):
-                    await child.stop(STOP_SECONDS)
+                await self._syncer.stop(STOP_SECONDS)
+                await stop_all(self._learners, STOP_SECONDS)
+
+    async def _shown(self) -> int:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run.show, self._run.tape)
+            code = await self._live()
+            nursery.cancel_scope.cancel()
         return code
 
     async def _live(self) -> int:
-        if not await self._start_syncer(resume=self._run.resume):
-            return STOPPED
+        if not await self._start_syncer():
+            return EXIT_STOPPED
         async with trio.open_nursery() as nursery:
             for learner, child in enumerate(self._learners):
                 child.start(self._learner_command(learner))
@@ -144,7 +150,7 @@ class _Fleet:
             code = await self._keep_syncer()
             if code != 0:
                 # They would train on and wait for a syncer that does not come back.
-                self._stopping = True
+                self._keeper.stopping.set()
                 for child in self._learners:
                     child.send_signal(signal.SIGTERM)
             with trio.move_on_after(FAREWELL_SECONDS):
@@ -154,36 +160,32 @@ class _Fleet:
         return code
 
     async def _keep_syncer(self) -> int:
-        while True:
-            code = await self._syncer.wait()
-            if code in (0, STOPPED):
-                return code
-            if self._stopping and code < 0:
-                return STOPPED
-            if code > 0:
-                raise self._syncer.failure(code)
-            self._run.say(f"the syncer was killed by signal {-code}; starting it again from its checkpoint")
-            await self._syncer.relaunch(self._syncer_command(resume=True))
+        code = await self._keeper.keep(
+            self._syncer,
+            "the syncer",
+            origin=" from its checkpoint",
+            again=lambda: self._syncer_command(resume=True),
+        )
+        if code < 0:
+            return EXIT_STOPPED
+        if code in (0, EXIT_STOPPED):
+            return code
+        raise self._syncer.failure(code)
 
     async def _keep_learner(self, child: Child) -> None:
-        while True:
-            code = await child.wait()
-            if code == 0 or self._stopping:
-                return
-            if code > 0:
-                raise child.failure(code)
-            self._run.say(f"{child.name} was killed by signal {-code}; starting it again")
-            await child.relaunch()
+        code = await self._keeper.keep(child, child.name)
+        if code > 0 and not self._keeper.stopping.is_set():
+            raise child.failure(code)
 
-    async def _start_syncer(self, *, resume: bool) -> bool:
+    async def _start_syncer(self) -> bool:
         """Start the syncer and learn its port; False when a signal ended it before."""
         self._ready_file.unlink(missing_ok=True)
-        self._syncer.start(self._syncer_command(resume=resume))
+        self._syncer.start(self._syncer_command(resume=self._run.resume))
         with trio.move_on_after(self._run.ready_seconds):
             while not self._ready_file.exists():
                 if not self._syncer.running:
                     code = await self._syncer.wait()
-                    if self._stopping:
+                    if self._keeper.stopping.is_set():
                         return False
                     raise self._syncer.failure(code)
                 await trio.sleep(0.05)
@@ -209,39 +211,11 @@ class _Fleet:
     def _json_log(self, learner: int) -> Path:
         return self._run.logs / f"learner-{learner}.jsonl"
 
-    async def _heed_signals(self) -> None:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for _ in signals:
-                if self._stopping:
-                    self._run.say("killing everything; the last checkpoint is intact")
-                    for child in (self._syncer, *self._learners):
-                        child.send_signal(signal.SIGKILL)
-                    continue
-                self._stopping = True
-                self._run.say("stopping: the syncer writes a checkpoint first (again to kill at once)")
-                self._syncer.send_signal(signal.SIGTERM)
+    def _stop(self) -> None:
+        self._run.say("stopping: the syncer writes a checkpoint first (again to kill at once)")
+        self._syncer.send_signal(signal.SIGTERM)
 
-    async def _show(self) -> None:
-        """Keep the view up to date: redrawn on a terminal, a line now and then elsewhere."""
-        if not sys.stdout.isatty():
-            said = ""
-            while True:
-                await trio.sleep(PLAIN_LINE_SECONDS)
-                moment = self._look()
-                line = STARTING if moment is None else plain_line(moment)
-                if line != said:
-                    self._run.say(line)
-                said = line
-        from rich.live import Live
-
-        with Live(STARTING, auto_refresh=False) as live:
-            while True:
-                moment = self._look()
-                if moment is not None:
-                    size = shutil.get_terminal_size()
-                    live.update(screen(moment, size.columns, size.lines), refresh=True)
-                await trio.sleep(SCREEN_SECONDS)
-
-    def _look(self) -> Moment | None:
-        self._watcher.look()
-        return self._watcher.moment()
+    def _kill(self) -> None:
+        self._run.say("killing everything; the last checkpoint is intact")
+        for child in (self._syncer, *self._learners):
+            child.send_signal(signal.SIGKILL)

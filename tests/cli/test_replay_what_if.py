@@ -74,7 +74,7 @@ def test_the_page_lists_the_settings():
         ("learner-weight=heavy", "expected tokens2-over-steps or equal"),
         ("closing-sweep=on", "expected plain or off"),
         ("quorum=3", "--quorum 3: must lie between 1 and --learners 2"),
-        ("grace-ms=-1", "--grace-ms: "),
+        ("grace-ms=-1", "--grace-ms -1.0: must be"),
         ("grace-tau=inf", "--grace-tau inf: must be finite and not negative"),
         ("max-norm-ratio=1", "--max-norm-ratio 1.0: must be a finite number above 1"),
     ],

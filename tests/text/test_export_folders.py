@@ -11,9 +11,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from yeto.errors import CheckpointError, ConfigError
 from yeto.text import export as export_module
+from yeto.text import export_plan as plan_module
+from yeto.text import model as model_module
 from yeto.text.export import export
-from yeto.text.lora import quiet
+from yeto.text.lora import quiet, save_adapter
+from yeto.text.model import load_model
 from yeto.text.task import build_task
+from yeto.tuning.identity import ModelIdentity
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
 
@@ -63,6 +67,18 @@ def test_an_adapter_loads_with_plain_peft_and_a_tokenizer_is_there(config, check
     before = logits_of(base)
     assert not torch.equal(before, logits_of(PeftModel.from_pretrained(base, str(out))))
     assert AutoTokenizer.from_pretrained(out).chat_template is not None
+
+
+def test_an_adapter_says_which_commit_of_its_base_it_is_for(config, checkpoint, out, tmp_path, monkeypatch):
+    """Whoever wrote it, a learner or an export: the base's branch may point elsewhere when it is loaded."""
+    base = ModelIdentity(hub_id="owner/base", commit="0123456789abcdef0123456789abcdef01234567")
+    for module in (model_module, plan_module):
+        monkeypatch.setattr(module, "identify", lambda *args, **options: base)
+    make_checkpoint(checkpoint, config)
+    export(checkpoint, config.model, out, verify=False)
+    save_adapter(load_model(config).module, str(tmp_path / "learners"))
+    for folder in (out, tmp_path / "learners"):
+        assert json.loads((folder / "adapter_config.json").read_text())["revision"] == base.commit
 
 
 def test_the_facts_of_an_export(config, checkpoint, out):

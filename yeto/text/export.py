@@ -169,10 +169,9 @@ def _built(plan: ExportPlan, dtype: str) -> Any:
             f"--lora-targets {plan.given_targets} contradicts the checkpoint, which states "
             f"{config.lora_targets}; leave the flag out"
         )
-    module = add_adapter(module, targets.names, r=config.lora_r, alpha=config.lora_alpha)
-    # Who loads the adapter gets the base model it was trained on, not what its branch points to then.
-    module.peft_config["default"].revision = config.model_revision
-    return module
+    return add_adapter(
+        module, targets.names, r=config.lora_r, alpha=config.lora_alpha, commit=config.model_revision
+    )
 
 
 def _write(module: Any, kind: str, plan: ExportPlan, folder: Path) -> None:

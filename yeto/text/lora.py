@@ -77,9 +77,23 @@ def find_targets(model: nn.Module, wanted: str) -> LoraTargets:
 
 
 def add_adapter(
-    model: nn.Module, targets: tuple[str, ...], *, r: int, alpha: int, dropout: float = 0.0
+    model: nn.Module,
+    targets: tuple[str, ...],
+    *,
+    r: int,
+    alpha: int,
+    dropout: float = 0.0,
+    commit: str | None = None,
 ) -> PeftModel:
     """Freeze a base model and give it float32 adapters; draws their A matrices from the global RNG.
+
+    Args:
+        model: the base.
+        targets: which of its layers get one.
+        r: rank.
+        alpha: scale times rank.
+        dropout: of what goes into an adapter.
+        commit: of a base of the hub; who loads a saved adapter gets that one, not what its branch points to.
 
     Raises:
         ConfigError: PEFT cannot put an adapter on one of the targets.
@@ -89,6 +103,7 @@ def add_adapter(
         lora_alpha=alpha,
         lora_dropout=dropout,
         target_modules=list(targets),
+        revision=commit,
         # GPT-2 keeps its weights transposed, in layers of a kind of their own.
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         task_type="CAUSAL_LM",

@@ -130,7 +130,12 @@ def load_model(config: TextConfig) -> LoadedModel:
     if config.tuning == "lora":
         targets = find_targets(module, config.lora_targets)
         module = add_adapter(
-            module, targets.names, r=config.lora_r, alpha=config.lora_alpha, dropout=config.lora_dropout
+            module,
+            targets.names,
+            r=config.lora_r,
+            alpha=config.lora_alpha,
+            dropout=config.lora_dropout,
+            commit=identity.commit,
         )
         _say_skipped_experts(targets)
         _say_base_layers(targets)

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from yeto.cli import diffusion_export, export
 from yeto.cli.help import COMMON, rows_lines
 from yeto.cli.main import COMMANDS, main
 from yeto.cli.run import ROLES
+from yeto.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ConfigError, YetoError
 
 NAMES = [name for commands in COMMANDS.values() for name in commands]
 PAGES = [
@@ -70,6 +72,17 @@ def test_a_command_says_on_its_page_what_its_docstring_says(capsys, monkeypatch)
         ("replay", "The exit code is 0 when every"),
     ):
         assert words in " ".join(page([command], capsys, monkeypatch).split())
+
+
+def test_the_exit_codes_of_a_page_are_those_of_the_errors():
+    said = dict(re.findall(r"(\d+) (\w+)", " ".join(COMMON.partition("Exit codes:")[2].split())))
+    assert said == {"0": "done", "1": "failed", "2": "wrong", "3": "a", "4": "stopped", "130": "interrupted"}
+    table = Path(__file__).parents[2].joinpath("docs/OPERATIONS.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| (\d+) \| (\w+)", table, re.MULTILINE) == [
+        *(("0", "done"), ("1", "failed"), ("2", "wrong")),
+        *(("3", "the"), ("4", "stopped"), ("130", "interrupted")),
+    ]
+    assert (YetoError.exit_code, ConfigError.exit_code, EXIT_STOPPED, EXIT_INTERRUPTED) == (1, 2, 4, 130)
 
 
 def test_a_long_label_has_its_explanation_below():

@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_tokenizers import KINDS, LOSSLESS
+from text_tokenizers import BYTE_LEVEL, KINDS, LOSSLESS
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from yeto.errors import DataError
@@ -163,10 +163,11 @@ def without_tags(template):
     return re.sub(r"\{%([-+]?)\s*endgeneration\s*([-+]?)%\}", r"{%\1 endif \2%}", template)
 
 
+@pytest.mark.parametrize("kind", BYTE_LEVEL)
 @pytest.mark.parametrize("name", SUPERVISED)
-def test_every_way_out_of_a_template_without_tags_leads_out(tokenizers, fixtures, name):
+def test_every_way_out_of_a_template_without_tags_leads_out(tokenizers, fixtures, name, kind):
     """Replies only, whatever the template: by a file with tags or by the synthetic format; or all tokens."""
-    tokenizer = tokenizers["byte-level"]
+    tokenizer = tokenizers[kind]
     path = fixtures / "templates" / f"{name}.jinja"
     tagged = path.read_text(encoding="utf-8")
     bare = without_tags(tagged)
@@ -184,6 +185,8 @@ def test_every_way_out_of_a_template_without_tags_leads_out(tokenizers, fixtures
         # Tags change what carries loss, and nothing of the text.
         assert tokenizer.decode(masked.ids) in tokenizer.decode(whole.ids)
         assert whole.weights.all()
+        for encoded in (whole, plain):
+            assert (encoded.ids[:2] == tokenizer.bos_token_id).tolist() == [True, False]
         texts = [message["content"] for message in row.messages if message["role"] == "assistant"]
         *others, last = (text + "\n" for text in texts)
         assert runs(tokenizer, plain) == [*others, last + "</s>"]
@@ -231,12 +234,12 @@ def test_the_replies_carry_loss_or_the_row_is_refused(prepare, name, chat, kind)
     assert encoded.ids.tolist().count(tokenizer.bos_token_id) == text.count("<s>")
     assert encoded.ids[1] != tokenizer.bos_token_id
     found, expected = runs(tokenizer, encoded), SUPERVISED[name](chat)
-    if kind == "byte-level" and name not in SPACE_BEFORE:
+    if kind in BYTE_LEVEL and name not in SPACE_BEFORE:
         assert found == expected
     elif kind in LOSSLESS:
         # One decodes ▁ of a control token to a space.
         assert [run.removeprefix(" ") for run in found] == [
-            text.removeprefix(" ") if kind == "byte-level" else text.removeprefix(" ").replace("▁", " ")
+            text.removeprefix(" ") if kind in BYTE_LEVEL else text.removeprefix(" ").replace("▁", " ")
             for text in expected
         ]
     else:

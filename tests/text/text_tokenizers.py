@@ -3,7 +3,7 @@
 import json
 
 from text_helpers import CORPUS
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 CONTROL = (
@@ -25,6 +25,33 @@ def byte_level():
     core.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     return _trained(core, trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False))
+
+
+def splitting():
+    """Byte-level BPE, as of Llama 3: words by a pattern, known words whole, its own start token."""
+    core = Tokenizer(models.BPE(ignore_merges=True))
+    words = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(words, "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    core.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core.train_from_iterator(
+        SENTENCES,
+        trainers.BpeTrainer(
+            vocab_size=500, special_tokens=["<s>"], initial_alphabet=alphabet, show_progress=False
+        ),
+    )
+    core.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=False),
+            processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", core.token_to_id("<s>"))]),
+        ]
+    )
+    return _wrapped(core)
 
 
 def normalizing():
@@ -78,12 +105,14 @@ def word_piece():
 
 KINDS = {
     "byte-level": byte_level,
+    "splitting": splitting,
     "normalizing": normalizing,
     "byte-fallback": byte_fallback,
     "unigram": unigram,
     "word-piece": word_piece,
 }
-LOSSLESS = ("byte-level", "byte-fallback")
+BYTE_LEVEL = ("byte-level", "splitting")
+LOSSLESS = (*BYTE_LEVEL, "byte-fallback")
 
 
 def _trained(core, trainer):

@@ -10,9 +10,6 @@ from multiprocessing.process import parent_process
 
 import trio
 
-INTERRUPTED = 130
-"""Exit code of a tool that somebody stopped."""
-
 
 class Broken(Exception):
     """A rule does not hold; the message says which and how."""

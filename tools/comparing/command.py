@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import attrs
 import trio
 from attrs import frozen
-from breaking import INTERRUPTED, until_interrupted
+from breaking import until_interrupted
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from comparing.campaign import Campaign, Run, plan
@@ -27,7 +27,7 @@ from comparing.summary import summarise
 from yeto import __version__
 from yeto.cli.passing import flags_without
 from yeto.cli.run_learner import LearnerFlags
-from yeto.errors import ConfigError, YetoError
+from yeto.errors import EXIT_INTERRUPTED, ConfigError, YetoError
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
@@ -131,7 +131,7 @@ def compare_command(
     summary = _write(folder, config, arms, campaign)
     if interrupted:
         print("interrupted; what is finished is kept: go on with --resume", flush=True)
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     invalid = [f"{line['name']}, {why}" for line in summary["arms"] for why in line["invalid"]]
     for trouble in [*campaign.failures, *(f"INVALID: {why}" for why in invalid)]:
         print(trouble, file=sys.stderr)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import trio
 from attrs import define, field
-from breaking import INTERRUPTED, Broken, only_broken, until_interrupted
+from breaking import Broken, only_broken, until_interrupted
 
 from crashing.calls import FULL, KINDS, Call
 from crashing.full import can_mount, make_room, small_disk, used_pages
@@ -35,6 +35,7 @@ from crashing.plan import (
     twice,
 )
 from crashing.scene import Outcome, Scene, processes, scene_in
+from yeto.errors import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from crashing.export import Exports
@@ -276,4 +277,4 @@ def main(words: Sequence[str] | None = None) -> int:
     if campaign.broken:
         return 1
     shutil.rmtree(folder)
-    return INTERRUPTED if interrupted else 0
+    return EXIT_INTERRUPTED if interrupted else 0

@@ -26,15 +26,14 @@ from typing import IO
 import psutil
 import trio
 from attrs import define, field, frozen
-from breaking import INTERRUPTED, Broken, only_broken, until_interrupted
+from breaking import Broken, only_broken, until_interrupted
 
 from soaking.learner import live
 from soaking.watch import MIB, TapeWatch, check_memory
+from yeto.errors import EXIT_INTERRUPTED, EXIT_STOPPED
 from yeto.state import read_checkpoint
 from yeto.tape import replay
 
-STOPPED = 4
-"""Exit code of a syncer that was asked to stop."""
 LOOK_SECONDS = 0.5
 AWAY_SECONDS = 1.0
 """Longest time until a killed learner is started again."""
@@ -134,9 +133,9 @@ class Soak:
             Broken: a rule does not hold.
         """
         self.watch.look(time.monotonic())
-        if self._code != STOPPED:
+        if self._code != EXIT_STOPPED:
             raise Broken(
-                f"the syncer was asked to stop and ended with {self._code}, not {STOPPED}; see its log"
+                f"the syncer was asked to stop and ended with {self._code}, not {EXIT_STOPPED}; see its log"
             )
         result = replay(self.tape)
         if result.divergence is not None:
@@ -390,4 +389,4 @@ def main(words: Sequence[str] | None = None) -> int:
         return 1
     print(line, flush=True)
     shutil.rmtree(folder)
-    return INTERRUPTED if interrupted else 0
+    return EXIT_INTERRUPTED if interrupted else 0

@@ -19,14 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from yeto.errors import ConfigError, YetoError, first_of
+from yeto.errors import EXIT_INTERRUPTED, ConfigError, YetoError, first_of
 
 if TYPE_CHECKING:
     from cyclopts import App
     from cyclopts.argument import ArgumentCollection
-
-INTERRUPTED = 130
-"""Exit code of a process that a second Ctrl-C ended at once (128 + SIGINT)."""
 
 
 def take_flag(tokens: Sequence[str], flag: str) -> tuple[list[str], str | None]:
@@ -105,7 +102,7 @@ def run_app(
         return fail(error, debug=debug)
     except KeyboardInterrupt:
         print("yeto: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output (head, less) went away; there is nobody left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

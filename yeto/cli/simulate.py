@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from attrs import frozen
 from cyclopts import Group, Parameter
 
-from yeto.cli.common import INTERRUPTED, sigterm_unwinds
+from yeto.cli.common import sigterm_unwinds
 from yeto.cli.simulate_flags import (
     FaultFlags,
     FleetFlags,
@@ -28,7 +28,7 @@ from yeto.cli.simulate_flags import (
     WireFlags,
 )
 from yeto.cli.simulate_setup import NO_END, Setup, read_flag, sweepable
-from yeto.errors import ConfigError, TapeError
+from yeto.errors import EXIT_INTERRUPTED, ConfigError, TapeError
 from yeto.sim.config import SimConfig
 
 SIMULATIONS_MAX = 100_000
@@ -216,7 +216,7 @@ def _simulate(
         print(f"yeto: {open_ends} of {len(ends)} sessions had not ended by then", file=sys.stderr)
     if interrupted:
         print(f"yeto: interrupted: {len(runs)} of {len(keys)} simulations are done", file=sys.stderr)
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     return 0
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import trio
 
-from yeto.errors import ConfigError, YetoError
+from yeto.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ConfigError, YetoError
 from yeto.learner.bells import Bell
 from yeto.learner.client import Client
 from yeto.learner.config import LearnerConfig
@@ -29,8 +29,8 @@ from yeto.learner.ending import Outcome
 from yeto.learner.follower import run_follower
 from yeto.learner.identity import Identity
 from yeto.learner.island import SOLO, Island
-from yeto.learner.leaving import INTERRUPTED, SIGNALS, Patience, leave_now
-from yeto.learner.mailbox import STOPPED, Arrivals, Departures, Stop
+from yeto.learner.leaving import SIGNALS, Patience, leave_now
+from yeto.learner.mailbox import Arrivals, Departures, Stop
 from yeto.learner.progress import Progress
 from yeto.learner.sinks import open_sinks
 from yeto.learner.task import Task
@@ -140,7 +140,7 @@ class Learner:
             island=self._island,
             on_lost=self._lose_from(trio.lowlevel.current_trio_token()),
         )
-        outcome = Outcome(exit_code=STOPPED, reason="stopped while loading; nothing was trained")
+        outcome = Outcome(exit_code=EXIT_STOPPED, reason="stopped while loading; nothing was trained")
         failure: Exception | None = None
         async with trio.open_nursery() as nursery:
             if with_signals:
@@ -156,7 +156,7 @@ class Learner:
                 failure = error
             finally:
                 # Whatever ended this side, the other one must not wait for it.
-                self._arrivals.stop(Stop(exit_code=STOPPED, reason="stopped"))
+                self._arrivals.stop(Stop(exit_code=EXIT_STOPPED, reason="stopped"))
                 self._arrivals.release()
             nursery.cancel_scope.cancel()
         if failure is not None:
@@ -210,7 +210,7 @@ class Learner:
                     self._stop(signal.Signals(number).name, trainer)
                 elif patience.is_over():
                     self._progress.restore_terminal()
-                    leave_now(INTERRUPTED)
+                    leave_now(EXIT_INTERRUPTED)
 
     def _stop(self, name: str, trainer: Trainer) -> None:
         """Have the run end at the next opportunity."""
@@ -218,7 +218,7 @@ class Learner:
             self._thread_scope.cancel()
             return
         self._progress.notice(f"{name}: stopping at the next opportunity; once more ends the process at once")
-        self._arrivals.stop(Stop(exit_code=STOPPED, reason=f"stopped by {name}"))
+        self._arrivals.stop(Stop(exit_code=EXIT_STOPPED, reason=f"stopped by {name}"))
         if self._client is not None:
             self._client.stop_requested()
 

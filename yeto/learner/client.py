@@ -23,11 +23,11 @@ import secrets
 
 import trio
 
-from yeto.errors import ProtocolError, YetoError
+from yeto.errors import EXIT_STOPPED, ProtocolError, YetoError
 from yeto.learner.connection import Connection, Shared
 from yeto.learner.identity import InitialFragment
 from yeto.learner.last_words import PermanentFailure, SessionReleased
-from yeto.learner.mailbox import STOPPED, Stop
+from yeto.learner.mailbox import Stop
 from yeto.learner.progress import Progress
 from yeto.link import Dialler, LinkClosed, LinkRefused, Target, backoff
 from yeto.wire.legality import TensorSizes
@@ -118,7 +118,7 @@ class Client:
             # After the cut-off of a budget, the finish will want this learner's frozen weights.
             if self._shared.departures.budget_steps is None:
                 reason = "the syncer ended the session before a final cut"
-                self._shared.arrivals.stop(Stop(exit_code=STOPPED, reason=reason))
+                self._shared.arrivals.stop(Stop(exit_code=EXIT_STOPPED, reason=reason))
                 return True
         return False
 
@@ -184,7 +184,7 @@ class Client:
     def _given_up(self, was_useful: bool, limit: float, last: YetoError) -> Stop:
         if was_useful:
             return Stop(
-                exit_code=STOPPED,
+                exit_code=EXIT_STOPPED,
                 reason=f"no connection to the syncer for {limit:.0f} s (--give-up-after); last: {last}",
             )
         return Stop(

@@ -14,10 +14,11 @@ from typing import NoReturn
 import torch
 import trio
 
+from yeto.errors import EXIT_INTERRUPTED
 from yeto.learner.config import LearnerConfig
 from yeto.learner.equipment import equip
 from yeto.learner.island import Island
-from yeto.learner.leaving import INTERRUPTED, SIGNALS, Patience, leave_now
+from yeto.learner.leaving import SIGNALS, Patience, leave_now
 from yeto.learner.stopwatch import Stopwatch
 from yeto.learner.task import Task
 from yeto.learner.watch import Loss
@@ -131,7 +132,7 @@ async def _leave_signals_to_the_head(task_status: trio.TaskStatus[None] = trio.T
         patience = Patience(has_launcher=True)
         async for _ in received:
             if not patience.is_first() and patience.is_over():
-                leave_now(INTERRUPTED)
+                leave_now(EXIT_INTERRUPTED)
 
 
 def _leave(island: Island, loss: Loss) -> NoReturn:

@@ -9,9 +9,6 @@ from typing import NoReturn
 
 import trio
 
-INTERRUPTED = 130
-"""Exit code of a process that a second Ctrl-C ended at once (128 + SIGINT)."""
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 REPEAT_SECONDS = 5.0

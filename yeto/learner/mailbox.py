@@ -17,9 +17,6 @@ from attrs import field, frozen
 from yeto.learner.exchanged import Answer, Broadcast, Pull, Values, newest
 from yeto.learner.fragments import Snapshot
 
-STOPPED = 4
-"""Exit code of a run that ended before its final cut; supervisors start it again."""
-
 
 @frozen(kw_only=True, eq=False)
 class FinalCut:

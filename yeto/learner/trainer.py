@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from yeto.errors import ConfigError, ProtocolError
+from yeto.errors import EXIT_STOPPED, ConfigError, ProtocolError
 from yeto.layout import embedding_advice
 from yeto.learner.anchors import FragmentBook
 from yeto.learner.boundary import Boundary
@@ -21,7 +21,7 @@ from yeto.learner.equipment import equip
 from yeto.learner.exchanged import Broadcast, OtherRun, Receipt, Taken, Values
 from yeto.learner.identity import Identity, initial_fragment, make_identity
 from yeto.learner.island import Island
-from yeto.learner.mailbox import STOPPED, Arrivals, Departures, FinalCut, Stop
+from yeto.learner.mailbox import Arrivals, Departures, FinalCut, Stop
 from yeto.learner.progress import Progress
 from yeto.learner.saved import SavedLoop, SavedState
 from yeto.learner.saved_keeper import StateKeeper
@@ -240,7 +240,7 @@ class Trainer:
                 continue
             if config.max_local_steps is not None and loop.steps >= config.max_local_steps:
                 reason = f"--max-local-steps {loop.steps} reached"
-                self._arrivals.stop(Stop(exit_code=STOPPED, reason=reason))
+                self._arrivals.stop(Stop(exit_code=EXIT_STOPPED, reason=reason))
                 return None
             self._step()
 

@@ -25,48 +25,32 @@ from yeto.learner.watch import Loss
 from yeto.wire.layout import Layout
 
 
-class Follower:
-    """One rank's life on its training thread, as the :class:`~yeto.learner.trainer.Trainer` is the head's."""
+def follow(
+    config: LearnerConfig, make_task: Callable[[], Task], island: Island, on_lost: Callable[[Loss], None]
+) -> None:
+    """Live on this rank's training thread, as the :class:`~yeto.learner.trainer.Trainer` does on the head's.
 
-    def __init__(
-        self,
-        config: LearnerConfig,
-        make_task: Callable[[], Task],
-        *,
-        island: Island,
-        on_lost: Callable[[Loss], None],
-    ) -> None:
-        """Prepare; nothing is loaded before ``run``.
+    Args:
+        config: how to train; the same on every rank.
+        make_task: loads model and data.
+        island: this rank's.
+        on_lost: called from another thread when a rank is lost.
 
-        Args:
-            config: how to train; the same on every rank.
-            make_task: loads model and data; called on the training thread.
-            island: this rank's.
-            on_lost: called from another thread when a rank is lost.
-        """
-        self._config = config
-        self._make_task = make_task
-        self._island = island
-        self._on_lost = on_lost
-
-    def run(self) -> None:
-        """Live, until the head ends the run.
-
-        Raises:
-            YetoError: the task cannot be loaded or trained, or another rank is lost.
-        """
-        if self._config.torch_threads is not None:
-            torch.set_num_threads(self._config.torch_threads)
-        try:
-            self._island.open(self._on_lost)
-            is_done = self._island.share(None) is not None
-            if not is_done:
-                equipment = equip(self._config, self._make_task(), self._island, Stopwatch(), _nothing)
-                equipment.crew.follow()
-                equipment.loop.close()
-        except Exception as error:
-            self._island.blame(error)
-            raise
+    Raises:
+        YetoError: the task cannot be loaded or trained, or another rank is lost.
+    """
+    if config.torch_threads is not None:
+        torch.set_num_threads(config.torch_threads)
+    try:
+        island.open(on_lost)
+        is_done = island.share(None) is not None
+        if not is_done:
+            equipment = equip(config, make_task(), island, Stopwatch(), _nothing)
+            equipment.crew.follow()
+            equipment.loop.close()
+    except Exception as error:
+        island.blame(error)
+        raise
 
 
 def _nothing(layout: Layout) -> None:
@@ -84,7 +68,7 @@ def run_follower(config: LearnerConfig, make_task: Callable[[], Task], island: I
     """
     losses: list[Loss] = []
     try:
-        trio.run(_follow, config, make_task, island, losses.append)
+        trio.run(_run, config, make_task, island, losses.append)
     except Exception as error:
         island.close(str(error))
         if losses:
@@ -97,7 +81,7 @@ def run_follower(config: LearnerConfig, make_task: Callable[[], Task], island: I
     return 0
 
 
-async def _follow(
+async def _run(
     config: LearnerConfig, make_task: Callable[[], Task], island: Island, on_lost: Callable[[Loss], None]
 ) -> None:
     """Follow the head until its run is over, or until a rank is lost."""
@@ -109,14 +93,19 @@ async def _follow(
         with contextlib.suppress(trio.RunFinishedError):
             token.run_sync_soon(scope.cancel)
 
-    follower = Follower(config, make_task, island=island, on_lost=lose)
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
         await nursery.start(_leave_signals_to_the_head)
         try:
             with scope:
                 await trio.to_thread.run_sync(
-                    follower.run, abandon_on_cancel=True, thread_name="yeto-training"
+                    follow,
+                    config,
+                    make_task,
+                    island,
+                    lose,
+                    abandon_on_cancel=True,
+                    thread_name="yeto-training",
                 )
         except Exception as error:
             failure = error

@@ -79,6 +79,17 @@ def read_hello(payload: BytesLike, key: bytes | None) -> Hello:
         raise
 
 
+def terms_of(hello: Hello) -> SessionTerms:
+    """Return what a HELLO states of the session, as the coordinator knows it."""
+    return SessionTerms(
+        dtype=hello.dtype,
+        num_fragments=len(hello.layout.fragments),
+        fingerprint=hello.fingerprint.hex(),
+        contract=hello.contract.hex(),
+        profile=None if hello.profile is None else hello.profile.hex(),
+    )
+
+
 def _reads_without_mac(payload: BytesLike) -> bool:
     try:
         Hello.decode(memoryview(payload)[:-MAC_BYTES])
@@ -243,13 +254,7 @@ class Listener:
             self._registry.remove(group)
             group.ended.set()
             return None
-        terms = SessionTerms(
-            dtype=hello.dtype,
-            num_fragments=len(hello.layout.fragments),
-            fingerprint=hello.fingerprint.hex(),
-            contract=hello.contract.hex(),
-            profile=None if hello.profile is None else hello.profile.hex(),
-        )
+        terms = terms_of(hello)
         misfit = None if self._adoption is None else await self._adoption.look_at(hello, terms)
         if misfit is not None:
             log.warning("%s refused: %s", group.name, misfit)
@@ -259,24 +264,7 @@ class Listener:
             finally:
                 group.ended.set()
             return None
-        decisions = await self._facts.ask(
-            HelloReceived(
-                at=UNSTAMPED,
-                learner=group.member.learner,
-                generation=group.member.generation,
-                address=group.address,
-                terms=terms,
-            )
-        )
-        refusal = next(
-            (
-                decision
-                for decision in decisions
-                if isinstance(decision, LearnerRefused)
-                and (decision.learner, decision.generation) == (group.member.learner, group.member.generation)
-            ),
-            None,
-        )
+        refusal = await self._refusal(group, terms)
         if refusal is None and registered and self._session.fits(hello):
             return group
         self._registry.remove(group)
@@ -290,6 +278,23 @@ class Listener:
         finally:
             # Only now: the end of its data sockets must not overtake the reason on the control socket.
             group.ended.set()
+        return None
+
+    async def _refusal(self, group: LearnerGroup, terms: SessionTerms) -> LearnerRefused | None:
+        """Tell the coordinator of a HELLO; return why it is refused, if it is."""
+        learner, generation = group.member.learner, group.member.generation
+        decisions = await self._facts.ask(
+            HelloReceived(
+                at=UNSTAMPED, learner=learner, generation=generation, address=group.address, terms=terms
+            )
+        )
+        for decision in decisions:
+            # What it decides may turn others away as well.
+            if isinstance(decision, LearnerRefused) and (decision.learner, decision.generation) == (
+                learner,
+                generation,
+            ):
+                return decision
         return None
 
     async def _given_up(self, stream: FrameStream, group: LearnerGroup) -> bool:

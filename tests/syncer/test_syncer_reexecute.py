@@ -21,9 +21,9 @@ from yeto.cli.main import main
 from yeto.core import decisions as de
 from yeto.core import events as ev
 from yeto.state.digested import decode_digested, encode_digested
-from yeto.syncer.execution import Kind
 from yeto.syncer.recorded import Difference
 from yeto.syncer.reexecute import reexecuting
+from yeto.syncer.reexecute_round import Kind
 from yeto.syncer.svd_settings import SvdSettings
 from yeto.tape import Replayer
 from yeto.wire.layout import FragmentLayout, Layout, MergeMode, TensorSpec

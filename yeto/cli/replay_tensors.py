@@ -12,10 +12,10 @@ import attrs
 
 from yeto.cli.replay_print import print_divergence, print_json, verdict_json
 from yeto.errors import ConfigError
-from yeto.syncer.execution import CLOSE, Kind
 from yeto.syncer.payloads import Arithmetic
 from yeto.syncer.recorded import Difference
 from yeto.syncer.reexecute import Reexecution, reexecuting
+from yeto.syncer.reexecute_round import CLOSE, Kind
 from yeto.tape import Record, Replayer, printable
 
 PROGRESS_SECONDS = 5.0

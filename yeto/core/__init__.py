@@ -3,6 +3,12 @@
 ``step(state, event)`` is the whole of it: the same state and the same fact give the same new state and
 the same decisions, on every machine, for ever. Time comes in with the facts; deadlines live in the state
 and :func:`next_timer` names the earliest.
+
+* Words: ``events``, ``decisions``, the ``values`` in them, ``config``; ``later`` for what joined them later.
+* The machine: ``step`` with the table of handlers, the ``state`` and its ``parts``, ``timers``, ``resume``.
+* A session's way: ``sessions`` and ``members``, ``opening``, ``pushes``, ``sealing``, ``commits``,
+  ``checkpoints``, ``ending``; ``rounds`` for attempts that come to nothing.
+* Numbers: ``pacing``, ``weights``, ``outer``. For people: ``status``.
 """
 
 from yeto.core.config import CoreConfig

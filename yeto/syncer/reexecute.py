@@ -40,7 +40,6 @@ from yeto.core.values import FragmentMark, Member
 from yeto.errors import RecordingError
 from yeto.state import FragmentVersion
 from yeto.state.manifest import version_at
-from yeto.syncer.execution import Kind, Outcome, Work, execute
 from yeto.syncer.payloads import Arithmetic, gradient_file, push_file, read_recording
 from yeto.syncer.recorded import (
     Absent,
@@ -52,6 +51,7 @@ from yeto.syncer.recorded import (
     check_push,
     read_start,
 )
+from yeto.syncer.reexecute_round import Kind, Outcome, Work, execute
 from yeto.tape import Header, Record
 from yeto.wire.digest import DIGEST_BYTES
 

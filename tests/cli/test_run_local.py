@@ -238,6 +238,18 @@ def test_wrong_input_is_one_line_with_the_remedy(fixtures, tmp_path, capsys, fla
     assert not (run_dir / "logs").exists()
 
 
+def test_what_is_said_before_the_training(fixtures, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("yeto.fleet.local.LocalRun.train", lambda run: 4)
+    tokens = 64 * 2 * 2 * 6 * 5
+    with pytest.raises(SystemExit) as ended:
+        main(words_of(fixtures, tmp_path / "run", total_steps=None, token_budget=tokens, http_port=0))
+    assert ended.value.code == 4
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"--token-budget: {tokens:,} tokens are about 10 global steps"
+    assert said[1] == f"2 learners, 10 global steps; everything is in {tmp_path / 'run'}"
+    assert said[2] == f"the address of the dashboard is in {tmp_path / 'run' / 'logs' / 'syncer.log'}"
+
+
 def test_a_folder_of_another_run_is_refused(fixtures, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("mine")

@@ -151,6 +151,9 @@ def run_local_command(
         + (syncer.iso_worker_startup_timeout_s if syncer.iso_worker_devices else 0.0),
     )
     print(f"{flags.learners} learners, {total_steps} global steps; everything is in {run.folder}", flush=True)
+    if syncer.http_port is not None:
+        # With any free port, or a token that was made up, only the syncer can say it.
+        print(f"the address of the dashboard is in {run.logs / 'syncer.log'}", flush=True)
     code = run.train()
     if code == EXIT_STOPPED:
         so_far = f" The model so far: {_export(run, text)}" if run.checkpoint.exists() else ""

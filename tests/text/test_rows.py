@@ -230,6 +230,39 @@ def test_parquet_gives_rows_without_filled_in_nulls(tmp_path):
     assert values(tmp_path / "rows.parquet") == rows
 
 
+@pytest.mark.parametrize("kind", ["parquet", "saved"])
+def test_a_text_that_is_none_is_named_with_its_row(tmp_path, kind):
+    """Bytes that are no UTF-8, in a column that says it holds texts: other tools do not look."""
+    import datasets
+    import pyarrow
+    import pyarrow.parquet
+
+    texts = pyarrow.array([b"good", b"b\xffd", b"good"], pyarrow.binary()).view(pyarrow.string())
+    table, path = pyarrow.table({"a": texts}), tmp_path / f"rows.{kind}"
+    if kind == "parquet":
+        pyarrow.parquet.write_table(table, path)
+    else:
+        datasets.Dataset(table).save_to_disk(path)
+    source = open_source(str(path))
+    assert [row.index for row in read(source, wanted=range(0, 3, 2))] == [0, 2]
+    with pytest.raises(DataError, match=rf"^rows\.{kind} row 1: not UTF-8 \(byte 1 of a text\)"):
+        read(source)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"), [("state.json", "{}"), ("state.json", "[]"), ("dataset_dict.json", "{}")]
+)
+def test_a_saved_data_set_that_is_damaged_is_named_whatever_the_library_raises(tmp_path, file, content):
+    import datasets
+
+    table = datasets.Dataset.from_list(ROWS)
+    saved = datasets.DatasetDict(train=table) if file == "dataset_dict.json" else table
+    saved.save_to_disk(tmp_path / "saved")
+    (tmp_path / "saved" / file).write_text(content)
+    with pytest.raises(DataError, match=rf"^--data {tmp_path}/saved: not a readable save_to_disk folder: "):
+        open_source(str(tmp_path / "saved"))
+
+
 def test_a_data_set_of_the_hub_gives_its_train_split_at_a_revision(monkeypatch):
     import datasets
 

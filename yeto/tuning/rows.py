@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import fsspec
@@ -222,9 +223,11 @@ class FileSource:
                         for offset in range(batch.num_rows):
                             row = cursor.row + place - cursor.byte
                             if place >= cursor.byte and (wanted is None or row in wanted):
-                                value = table_row(batch.slice(offset, 1).to_pylist()[0])
+                                origin = f"{label} row {place}"
+                                with _reading(origin):
+                                    taken = batch.slice(offset, 1).to_pylist()[0]
                                 after = Cursor(row=row + 1, file=cursor.file, byte=place + 1)
-                                yield Row(index=row, value=value, origin=f"{label} row {place}", after=after)
+                                yield Row(index=row, value=table_row(taken), origin=origin, after=after)
                             place += 1
         except pyarrow.ArrowException as error:
             raise DataError(f"{label}: not a readable parquet file: {error}") from error
@@ -243,8 +246,28 @@ class TableSource:
         """Yield the rows from ``start`` on; see :class:`RowSource`."""
         for row in range(start.row, len(self._table)):
             if wanted is None or row in wanted:
-                value = table_row(self._table[row])
-                yield Row(index=row, value=value, origin=f"{self.name} row {row}", after=Cursor(row=row + 1))
+                origin = f"{self.name} row {row}"
+                with _reading(origin):
+                    taken = self._table[row]
+                yield Row(index=row, value=table_row(taken), origin=origin, after=Cursor(row=row + 1))
+
+
+@contextmanager
+def _reading(origin: str) -> Iterator[None]:
+    """Say of a row that is taken out of a table what is wrong with it; only then it shows.
+
+    Raises:
+        DataError: it cannot be read, or one of its texts is none.
+    """
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{origin}: not UTF-8 (byte {error.start} of a text); write its texts as UTF-8"
+        ) from error
+    except Exception as error:
+        # Tables are a library of somebody else's, and a damaged one may raise anything there.
+        raise DataError(f"{origin}: cannot read: {cause_of(error)}") from error
 
 
 def table_row(value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -266,7 +289,7 @@ def _saved_dataset(folder: str, flag: str) -> RowSource:
 
     try:
         loaded = datasets.load_from_disk(folder)
-    except (OSError, ValueError) as error:
+    except Exception as error:
         raise DataError(f"{flag} {folder}: not a readable save_to_disk folder: {error}") from error
     if isinstance(loaded, datasets.DatasetDict):
         if "train" not in loaded:

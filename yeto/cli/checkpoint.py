@@ -27,7 +27,7 @@ def inspect_command(
     ] = Path("yeto-state.ckpt"),
     *,
     json_: Annotated[
-        bool, Parameter(name="--json", negative="", help="Print JSON, for a program to read.")
+        bool, Parameter(name="--json", negative="", help="Print JSON on stdout, and nothing else.")
     ] = False,
 ) -> int:
     """Show what a checkpoint holds, and read all of it to see whether it is sound.

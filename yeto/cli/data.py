@@ -32,7 +32,8 @@ def cache_latents(
     ],
     model_revision: Annotated[str | None, Parameter(help="Branch, tag or commit of the model.")] = None,
     trust_remote_code: Annotated[
-        bool, Parameter(negative="", help="Run code that comes with the model.")
+        bool,
+        Parameter(negative="", help="Run Python code that comes with the model. Only for models you trust."),
     ] = False,
     data_revision: Annotated[str | None, Parameter(help="Branch, tag or commit of the data set.")] = None,
     height: Annotated[
@@ -51,16 +52,16 @@ def cache_latents(
         str, Parameter(help="cpu, cuda, cuda:1, …; auto takes an accelerator when there is one.")
     ] = "auto",
 ) -> int:
-    """Encode images and prompts once; training then loads no encoders.
+    r"""Encode images and prompts once; training then loads no encoders.
 
     Writes shards of tensors, and rows.jsonl, which points at them:
 
-    yeto data cache-latents --model MODEL --data rows.jsonl --output cache
+        yeto data cache-latents --model MODEL --data rows.jsonl --output cache
+        yeto run --role learner --task diffusion --model MODEL \
+            --data cache/rows.jsonl ...
 
-    yeto run --role learner --task diffusion --model MODEL --data cache/rows.jsonl …
-
-    The same command goes on after an interruption, and adds what was added
-    to the rows: shards whose rows and files did not change are kept.
+    The same command goes on after an interruption, and adds what was added to the rows: shards whose rows
+    and files did not change are kept.
     """
     silence_libraries()
     from yeto.diffusion.extra import require_diffusers

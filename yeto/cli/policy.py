@@ -1,11 +1,12 @@
-"""The flags that the coordinator decides by: the same for a run and for the simulation of one."""
+"""The flags that the coordinator decides by: the same for a run and for the simulation of one.
 
-from __future__ import annotations
+Annotations are values here, not text: the class that goes on from this one is in another module.
+"""
 
 from typing import Annotated, Literal
 
 from attrs import frozen
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
 from yeto.core import CoreConfig
 from yeto.errors import ConfigError
@@ -15,8 +16,19 @@ BEST_OUTER = "direct"
 settled here, so that no new tape leaves anything to be chosen (`yeto.core.outer`)."""
 
 
-def _help(text: str) -> Parameter:
-    return Parameter(help=text)
+# All headings of a syncer's help, in their order.
+FLEET = Group.create_ordered("Syncer: learners and quorum")
+ROUNDS = Group.create_ordered("Syncer: rounds")
+MERGES = Group.create_ordered("Syncer: merges")
+ENDING = Group.create_ordered("Syncer: checkpoint, tape and end")
+ISO = Group.create_ordered("Syncer: isotropic merges")
+DOOR = Group.create_ordered("Syncer: connections")
+WATCHING = Group.create_ordered("Syncer: dashboard and log")
+
+
+def explained(group: Group, text: str) -> Parameter:
+    """Return what the help says of a flag, and under which heading."""
+    return Parameter(group=group, help=text)
 
 
 @frozen(kw_only=True)
@@ -24,115 +36,154 @@ class PolicyFlags:
     """Every flag of the coordinator. Durations are seconds unless the name says otherwise."""
 
     learners: Annotated[
-        int, _help("How many learners take part (M); their ids are 0 to M-1. Each trains on its own.")
+        int,
+        explained(FLEET, "How many learners take part (M); their ids are 0 to M-1. Each trains on its own."),
     ]
     total_steps: Annotated[
         int,
-        _help(
+        explained(
+            ROUNDS,
             "Global steps after which the run ends. One global step merges one fragment, so a run of R "
-            "merges of the whole model takes R times --fragments steps."
+            "merges of the whole model takes R times --fragments steps.",
         ),
     ]
     wait_for: Annotated[
         int | None,
-        _help("Learners that must be there before the first round. Default: all; after --resume the quorum."),
+        explained(
+            FLEET,
+            "Learners that must be there before the first round. Default: all; after --resume the quorum.",
+        ),
     ] = None
     start_timeout_s: Annotated[
         float,
-        _help("After so long begin with the quorum, or give up when even that is not there."),
+        explained(FLEET, "After so long begin with the quorum, or give up when even that is not there."),
     ] = 3600.0
     quorum: Annotated[
         int | None,
-        _help(
+        explained(
+            FLEET,
             "Least number of learners in a merge (K). Default: all of one or two learners, else more than "
-            "half. With 1, learners that are apart in speed merge alone by turns, which trains worse."
+            "half. With 1, learners that are apart in speed merge alone by turns, which trains worse.",
         ),
     ] = None
     quorum_timeout_s: Annotated[
-        float, _help("A round that has not reached its quorum after so long is tried again.")
+        float, explained(FLEET, "A round that has not reached its quorum after so long is tried again.")
     ] = 900.0
     final_ack_timeout_s: Annotated[
         float | None,
-        _help("How long learners have to say that they hold the final result. Default: --quorum-timeout-s."),
+        explained(
+            FLEET,
+            "How long learners have to say that they hold the final result. Default: --quorum-timeout-s.",
+        ),
     ] = None
     grace_ms: Annotated[
         float,
-        _help(
-            "Most that stragglers get after the quorum, in milliseconds; the actual grace adapts below it."
+        explained(
+            ROUNDS,
+            "Most that stragglers get after the quorum, in milliseconds; the actual grace adapts below it.",
         ),
     ] = 1000.0
-    grace_gamma: Annotated[float, _help("Share of the fleet's compute slack that is given as grace.")] = 0.8
-    grace_tau: Annotated[float, _help("That slack, in inner steps of the slowest learner.")] = 2.0
+    grace_gamma: Annotated[
+        float, explained(ROUNDS, "Share of the fleet's compute slack that is given as grace.")
+    ] = 0.8
+    grace_tau: Annotated[
+        float,
+        explained(
+            ROUNDS, "How much slack --grace-gamma is a share of, in inner steps of the slowest learner."
+        ),
+    ] = 2.0
     pipeline: Annotated[
-        int, _help("Rounds that may be open at a time, on different fragments; hides the network.")
+        int,
+        explained(ROUNDS, "Rounds that may be open at a time, on different fragments; hides the network."),
     ] = 2
     sync_interval_steps: Annotated[
         float,
-        _help("Inner steps between two merges of the same fragment (H); 0 merges as often as it can."),
+        explained(
+            ROUNDS, "Inner steps between two merges of the same fragment (H); 0 merges as often as it can."
+        ),
     ] = 24.0
     min_round_interval_ms: Annotated[
-        float, _help("Least time between two openings of rounds, in milliseconds, whatever H asks for.")
+        float,
+        explained(ROUNDS, "Least time between two openings of rounds, in milliseconds, whatever H asks for."),
     ] = 0.0
     delta_correction: Annotated[
         Literal["heloco", "heloco-all", "none"],
-        _help("Turn pushes that oppose the momentum: only stale ones (heloco), all, or none."),
+        explained(MERGES, "Turn pushes that oppose the momentum: only stale ones (heloco), all, or none."),
     ] = "heloco"
     outer: Annotated[
         Literal["stock", "direct", "normalised", "auto"] | None,
-        _help(
+        explained(
+            MERGES,
             "How merged gradients are applied. direct: each fragment becomes the average of its learners'; "
             "let them have --merge-alpha carry. stock: Nesterov momentum, learning rate 0.7, momentum 0.9. "
             "normalised: a momentum that warms up and does not lengthen the step. auto: what did best where "
             "it was measured, which is direct today. Default: auto, or stock where --outer-lr, "
-            "--outer-momentum, --iso-backend or --iso-worker-devices is given."
+            "--outer-momentum, --iso-backend or --iso-worker-devices is given.",
         ),
     ] = None
     outer_lr: Annotated[
-        float | None, _help("Learning rate of the outer step. Default: 0.7 with --outer stock, else 1.")
+        float | None,
+        explained(MERGES, "Learning rate of the outer step. Default: 0.7 with --outer stock, else 1."),
     ] = None
     outer_momentum: Annotated[
         float | None,
-        _help("Momentum of the outer step; 0 is plain SGD. Default: 0.9; 0 with --outer direct."),
+        explained(MERGES, "Momentum of the outer step; 0 is plain SGD. Default: 0.9; 0 with --outer direct."),
     ] = None
     outer_normalised: Annotated[
-        bool, Parameter(help="The same as --outer normalised.", negative=(), show_default=False)
+        bool, Parameter(group=MERGES, help="The same as --outer normalised.", negative=(), show_default=False)
     ] = False
     closing_sweep: Annotated[
         Literal["plain", "off"],
-        _help(
+        explained(
+            MERGES,
             "plain: the last merge of each fragment is an average, so that the result is a point that "
-            "was trained, not one the momentum looked ahead to."
+            "was trained, not one the momentum looked ahead to.",
         ),
     ] = "plain"
     learner_weight: Annotated[
         Literal["tokens2-over-steps", "equal"],
-        _help("How much a learner's push counts: by its tokens squared over its steps, or all the same."),
+        explained(
+            MERGES, "How much a learner's push counts: by its tokens squared over its steps, or all the same."
+        ),
     ] = "tokens2-over-steps"
     max_base_lag: Annotated[
-        int | None, _help("Refuse pushes whose base is older than so many global steps. Default: take all.")
+        int | None,
+        explained(ROUNDS, "Refuse pushes whose base is older than so many global steps. Default: take all."),
     ] = None
     max_norm_ratio: Annotated[
         float | None,
-        _help("Leave out pushes whose norm is above so many times the median. Default: leave out none."),
+        explained(
+            MERGES, "Leave out pushes whose norm is above so many times the median. Default: leave out none."
+        ),
     ] = None
     checkpoint_every: Annotated[
         int,
-        _help("Merges between two checkpoints; each costs one fragment. 0: only at the start and the end."),
+        explained(
+            ENDING,
+            "Merges between two checkpoints; each costs one fragment. 0: only at the start and the end.",
+        ),
     ] = 1
     mark_final_checkpoint: Annotated[
         bool,
-        Parameter(help="Write a .final file beside the checkpoint once all learners hold it.", negative=()),
+        Parameter(
+            group=ENDING,
+            help="Write a .final file beside the checkpoint once all learners hold it.",
+            negative=(),
+        ),
     ] = False
     stop_budget_s: Annotated[
-        float, _help("After a signal, how long merges under way may take before they are dropped.")
+        float,
+        explained(ENDING, "After a signal, how long merges under way may take before they are dropped."),
     ] = 20.0
     learner_budget_steps: Annotated[
-        int | None, _help("End when every learner has taken so many local steps, for benchmarks.")
+        int | None, explained(ENDING, "End when every learner has taken so many local steps, for benchmarks.")
     ] = None
     budget_finish: Annotated[
         bool,
         Parameter(
-            help="After such an end, with --resume: merge every fragment once more and finish.", negative=()
+            group=ENDING,
+            help="After such an end, with --resume: merge every fragment once more and finish.",
+            negative=(),
         ),
     ] = False
 

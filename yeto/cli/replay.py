@@ -84,7 +84,9 @@ def replay_command(
         int | None,
         Parameter(help="Threads of --tensors; the results do not depend on their number. Default: 1."),
     ] = None,
-    as_json: Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON, for programs.")] = False,
+    as_json: Annotated[
+        bool, Parameter(name="--json", negative=(), help="Print JSON on stdout, and nothing else.")
+    ] = False,
 ) -> int:
     """Re-step a tape, verify every decision, and say what happened.
 

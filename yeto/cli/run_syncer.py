@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from attrs import evolve, frozen
 from cyclopts import Parameter
 
-from yeto.cli.policy import PolicyFlags
+from yeto.cli.policy import DOOR, ENDING, ISO, WATCHING, PolicyFlags, explained
 from yeto.cli.preset import PresetFlag
 from yeto.errors import ConfigError
 from yeto.syncer.config import Bounds, StartMode, SyncerConfig, merge_profile
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from yeto.syncer.app import Beside
 
 
-def _help(text: str) -> Parameter:
-    return Parameter(help=text)
-
-
 @frozen(kw_only=True)
 class SyncerFlags(PolicyFlags):
     """Every flag of the syncer: the coordinator's, and where things are.
@@ -36,27 +32,31 @@ class SyncerFlags(PolicyFlags):
     """
 
     host: Annotated[
-        str, _help("Address to listen on. Anything but this machine's own needs --auth-key-file.")
+        str, explained(DOOR, "Address to listen on. Anything but this machine's own needs --auth-key-file.")
     ] = "127.0.0.1"
-    port: Annotated[int, _help("Port to listen on; 0 takes any free one and prints it.")] = 29400
+    port: Annotated[int, explained(DOOR, "Port to listen on; 0 takes any free one and prints it.")] = 29400
     ready_file: Annotated[
-        Path | None, _help("Write host, port and pid here as JSON once learners can connect.")
+        Path | None, explained(DOOR, "Write host, port and pid here as JSON once learners can connect.")
     ] = None
     iso_backend: Annotated[
         Literal["scalar", "torch-svd"] | None,
-        _help(
+        explained(
+            ISO,
             "Where matrices are decomposed for --matrix-merge iso: in this process (scalar), or by a worker "
             "process for each of --iso-worker-devices (torch-svd). Fixed for a run. Default: torch-svd when "
-            "devices are named."
+            "devices are named.",
         ),
     ] = None
     iso_worker_devices: Annotated[
         str | None,
-        _help("Devices of the workers, for example cuda:0,cuda:1; several on one processor: cpu:0,cpu:1."),
+        explained(
+            ISO, "Devices of the workers, for example cuda:0,cuda:1; several on one processor: cpu:0,cpu:1."
+        ),
     ] = None
     iso_worker_python: Annotated[
         str,
         Parameter(
+            group=ISO,
             help="Python of the workers, with this Yeto and torch. Default: the syncer's own. None that "
             "starts a container: run the syncer in there instead, with ISO_WORKER_PYTHON=python3.",
             env_var="ISO_WORKER_PYTHON",
@@ -64,79 +64,103 @@ class SyncerFlags(PolicyFlags):
         ),
     ] = sys.executable
     iso_worker_queue_capacity: Annotated[
-        int, _help("Matrices that are queued or being decomposed at a time; more of them wait.")
+        int, explained(ISO, "Matrices that are queued or being decomposed at a time; more of them wait.")
     ] = 16
-    iso_worker_frame_mib: Annotated[int, _help("Largest matrix of the workers, in MiB.")] = 2048
+    iso_worker_frame_mib: Annotated[int, explained(ISO, "Largest matrix of the workers, in MiB.")] = 2048
     iso_worker_startup_timeout_s: Annotated[
-        float, _help("A worker that has not answered so long after its start ends the run.")
+        float, explained(ISO, "A worker that has not answered so long after its start ends the run.")
     ] = 300.0
     iso_worker_request_timeout_s: Annotated[
-        float, _help("So does a matrix that is not done so long after its admission.")
+        float, explained(ISO, "A matrix that is not done so long after its admission ends the run.")
     ] = 3540.0
     iso_worker_drain_timeout_s: Annotated[
-        float, _help("And a matrix that is still there so long after the last round.")
+        float, explained(ISO, "A matrix that is still there so long after the last round ends the run.")
     ] = 3600.0
     checkpoint_path: Annotated[
-        Path, _help("Folder of the checkpoint, from which the model can be exported at any time.")
+        Path, explained(ENDING, "Folder of the checkpoint, from which the model can be exported at any time.")
     ] = Path("yeto-state.ckpt")
     keep_every: Annotated[
-        int, _help("Keep the checkpoint of every N-th global step for good; 0 keeps the newest two only.")
+        int,
+        explained(
+            ENDING, "Keep the checkpoint of every N-th global step for good; 0 keeps the newest two only."
+        ),
     ] = 0
-    resume: Annotated[bool, Parameter(help="Go on from the checkpoint.", negative=())] = False
+    resume: Annotated[bool, Parameter(group=ENDING, help="Go on from the checkpoint.", negative=())] = False
     resume_or_start: Annotated[
-        bool, Parameter(help="Go on when there is a checkpoint, else begin; for supervisors.", negative=())
+        bool,
+        Parameter(
+            group=ENDING, help="Go on when there is a checkpoint, else begin; for supervisors.", negative=()
+        ),
     ] = False
     event_tape: Annotated[
-        Path, _help("File that remembers every fact and every decision; see yeto replay.")
+        Path, explained(ENDING, "File that remembers every fact and every decision; see yeto replay.")
     ] = Path("events.jsonl")
     record_payloads: Annotated[
         Path | None,
-        _help(
+        explained(
+            ENDING,
             "Write every merged push here, so that yeto replay --tensors can execute all merges again. "
-            "Takes what the learners send: for bf16 two bytes a parameter, learner and merge."
+            "Takes what the learners send: for bf16 two bytes a parameter, learner and merge.",
         ),
     ] = None
     auth_key_file: Annotated[
         Path | None,
-        _help("Key that learners must know (mode 0600), made by yeto keys new; or YETO_ISLAND_HMAC_KEY."),
+        explained(
+            DOOR, "Key that learners must know (mode 0600), made by yeto keys new; or YETO_ISLAND_HMAC_KEY."
+        ),
     ] = None
     allow_unauthenticated: Annotated[
         bool,
         Parameter(
-            help="Listen to other machines without a key: anybody there can join the run.", negative=()
+            group=DOOR,
+            help="Listen to other machines without a key: anybody there can join the run.",
+            negative=(),
         ),
     ] = False
     tls_cert: Annotated[
         Path | None,
-        _help("Encrypt every connection with this certificate (yeto keys new --tls HOST); with --tls-key."),
+        explained(
+            DOOR, "Encrypt every connection with this certificate (yeto keys new --tls HOST); with --tls-key."
+        ),
     ] = None
-    tls_key: Annotated[Path | None, _help("Key of --tls-cert (mode 0600).")] = None
+    tls_key: Annotated[Path | None, explained(DOOR, "Key of --tls-cert (mode 0600).")] = None
     tls_client_ca: Annotated[
-        Path | None, _help("Demand of every learner a certificate that this authority signed.")
+        Path | None, explained(DOOR, "Demand of every learner a certificate that this authority signed.")
     ] = None
     max_pending_handshakes: Annotated[
-        int, _help("Connections that have not said who they are; one more takes the place of the oldest.")
+        int,
+        explained(
+            DOOR, "Connections that have not said who they are; one more takes the place of the oldest."
+        ),
     ] = 64
     require_profile_binding: Annotated[
         bool,
-        Parameter(help="Refuse learners that do not state the profile of these settings.", negative=()),
+        Parameter(
+            group=DOOR, help="Refuse learners that do not state the profile of these settings.", negative=()
+        ),
     ] = False
     http_port: Annotated[
         int | None,
-        _help(
+        explained(
+            WATCHING,
             "Serve a dashboard (/), metrics for Prometheus (/metrics) and health (/healthz) at this port; 0 "
-            "takes any free one. The run goes on if that fails. Needs pip install 'yeto[http]'."
+            "takes any free one. The run goes on if that fails. Needs pip install 'yeto[http]'.",
         ),
     ] = None
     http_host: Annotated[
         str,
-        _help("Address of --http-port. Anything but this machine's own asks for a token."),
+        explained(WATCHING, "Address of --http-port. Anything but this machine's own asks for a token."),
     ] = "127.0.0.1"
     http_token_file: Annotated[
         Path | None,
-        _help("Token that --http-port asks for. Default: a new one, printed, where --http-host needs one."),
+        explained(
+            WATCHING,
+            "Token that --http-port asks for. Default: a new one, printed, where --http-host needs one.",
+        ),
     ] = None
-    log_level: Annotated[Literal["debug", "info", "warning"], _help("How much is said on stderr.")] = "info"
+    log_level: Annotated[
+        Literal["debug", "info", "warning"], explained(WATCHING, "How much is said on stderr.")
+    ] = "info"
 
     @property
     def means_stock(self) -> bool:

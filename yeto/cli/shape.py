@@ -75,7 +75,7 @@ class OutputFlags:
     simulate: bool = True
     """Say what the simulator thinks of the plan; takes some seconds."""
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False
-    """Print JSON, for programs."""
+    """Print JSON on stdout, and nothing else."""
 
 
 def shape_command(

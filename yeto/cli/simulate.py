@@ -65,7 +65,7 @@ class OutputFlags:
     plot: Path | None = None
     """Draw the sweep here (.svg, .png or .pdf); needs pip install 'yeto[plot]'."""
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False
-    """Print JSON, for programs."""
+    """Print JSON on stdout, and nothing else."""
     egress_cost_per_gb: float = 0.09
     """Dollars for a gigabyte. Both ways count: pushes leave the learner's cloud, broadcasts the syncer's."""
     published: Annotated[bool, Parameter(negative=())] = False

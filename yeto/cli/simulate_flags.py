@@ -304,7 +304,7 @@ POLICY_LEFT_OUT = {
     *("mark_final_checkpoint", "stop_budget_s", "learner_budget_steps", "budget_finish"),
 }
 PolicyPart: Any = Parameter(name="*")(
-    flags_without(PolicyFlags, POLICY_LEFT_OUT, name="PolicyPart", group=Group("Coordinator", sort_key=4))
+    flags_without(PolicyFlags, POLICY_LEFT_OUT, name="PolicyPart", group="Syncer")
 )
 
 

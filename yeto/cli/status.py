@@ -54,7 +54,11 @@ def status_command(
     once: Annotated[bool, Parameter(negative=(), help="Show the present moment and end.")] = False,
     as_json: Annotated[
         bool,
-        Parameter(name="--json", negative=(), help="Print JSON, for programs: one object a line, or one."),
+        Parameter(
+            name="--json",
+            negative=(),
+            help="Print JSON on stdout, and nothing else: one object a line; with --once one.",
+        ),
     ] = False,
     token_file: Annotated[
         Path | None, Parameter(help="File with the token that a dashboard on another machine asks for.")

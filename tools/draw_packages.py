@@ -17,7 +17,7 @@ import networkx
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "yeto"
 PAGE = ROOT / "docs" / "DESIGN.md"
-LEAVES = {"errors", "hosts", "storage"}
+LEAVES = {"errors", "hosts", "programs", "storage"}
 """Modules that every package may import; drawn, they would hide the rest."""
 
 BEGIN = "<!-- drawn by tools/draw_packages.py -->\n```mermaid\n"

@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
@@ -20,6 +19,7 @@ from pathlib import Path
 import trio
 
 from yeto.errors import YetoError
+from yeto.programs import module_words
 
 RELAUNCHES_MAX = 5
 """Times one child is started again: it is for accidents, not for a child that cannot live."""
@@ -159,7 +159,7 @@ class Child:
 
     def _words(self) -> list[str]:
         parent = [str(os.getpid()), str(int(self._death_signal))]
-        return [sys.executable, "-m", "yeto.fleet.child", *parent, *self._command]
+        return module_words("yeto.fleet.child", *parent, *self._command)
 
     def _where(self) -> str:
         return "" if self.log is None else f"; its log is {self.log}"

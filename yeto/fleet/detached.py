@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 
 from yeto.errors import ConfigError, YetoError
 from yeto.fleet.processes import RUN_VARIABLE, Process, processes_of, send, wait_gone
 from yeto.fleet.registry import FAILED, LAUNCHING, OVER, Run, RunState
+from yeto.programs import module_words
 
 END_SECONDS = 180.0
 """How long a controller may take to end its run in order: more than it gives head and islands."""
@@ -40,7 +40,7 @@ def start_controller(run: Run) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("YETO_")}
     with run.controller_log.open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "yeto.fleet.controller", str(run.folder)],
+            module_words("yeto.fleet.controller", str(run.folder)),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -35,6 +35,7 @@ from yeto.merge.svd_frames import (
     encode_matrix_header,
     require_magic,
 )
+from yeto.programs import module_words
 
 log = logging.getLogger("yeto.syncer")
 
@@ -175,10 +176,11 @@ class SvdChild:
                 theirs.callback(os.close, saying)
                 self._words = trio.lowlevel.FdStream(words)
                 self._process = subprocess.Popen(
-                    [
-                        *(self._python, "-m", "yeto.merge.svd_worker", "--device", self.device),
-                        *("--frame-bytes-max", str(self._frame_bytes_max)),
-                    ],
+                    module_words(
+                        "yeto.merge.svd_worker",
+                        *("--device", self.device, "--frame-bytes-max", str(self._frame_bytes_max)),
+                        python=str(self._python),
+                    ),
                     stdin=requests,
                     stdout=answering,
                     stderr=saying,

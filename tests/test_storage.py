@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from yeto.storage import hold
+from yeto.storage import hold, is_held
 
 HOLDS = """
 import sys
@@ -30,7 +30,9 @@ def test_a_lock_that_another_process_holds_is_taken_until_its_end(tmp_path):
         assert other.stdout.readline() == "held\n"
         with pytest.raises(Taken):
             hold(file, Taken())
+        assert is_held(file)
         other.kill()
+    assert not is_held(file)
     hold(file, Taken()).release()
 
 
@@ -50,3 +52,13 @@ def test_a_place_where_no_lock_can_be_is_the_systems_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
         hold(tmp_path / "file" / "lock", Taken())
+
+
+def test_to_ask_whether_a_lock_is_held_makes_and_takes_nothing(tmp_path):
+    file = tmp_path / "lock"
+    assert not is_held(file)
+    assert not file.exists()
+    with hold(file, Taken()):
+        assert is_held(file)
+    assert not is_held(file)
+    hold(file, Taken()).release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,6 +53,21 @@ def hold(file: Path, taken: Exception) -> Held:
     except Timeout:
         raise taken from None
     return Held(lock)
+
+
+def is_held(file: Path) -> bool:
+    """Return whether a process holds a lock file now, this one included. Makes nothing and takes nothing."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def sync_folder(folder: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from functools import partial
 
 import pytest
 import trio
@@ -10,6 +11,7 @@ import trio
 from yeto.fleet import children
 from yeto.fleet.children import Child, stop_all
 from yeto.fleet.keeper import Keeper
+from yeto.storage import hold
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 COUNTS = """
@@ -111,3 +113,26 @@ async def test_children_that_are_stopped_together_are_told_once_each(child):
     await stop_all(both, 200)
     assert [one.running for one in both] == [False, False]
     assert [one.log.read_text() for one in both] == ["up\ntold\n"] * 2
+
+
+async def test_what_an_earlier_parent_left_running_is_waited_for(keeper, tmp_path):
+    locks = [tmp_path / "syncer.lock", tmp_path / "none" / "lock"]
+    held = hold(locks[0], OSError())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keeper.run, partial(keeper.until_free, *locks))
+        await until(lambda: keeper.lines)
+        held.release()
+    assert keeper.lines == ["what an earlier start has left running is still saving; waiting for it to end"]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1000.0])
+async def test_somebody_else_is_not_waited_for_for_ever(keeper, tmp_path, monkeypatch, seconds):
+    """Nor once a signal came: then whatever there was to start is not started."""
+    monkeypatch.setattr("yeto.fleet.keeper.EARLIER_SECONDS", seconds)
+    with hold(tmp_path / "lock", OSError()):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keeper.run, partial(keeper.until_free, tmp_path / "lock"))
+            await until(lambda: keeper.lines)
+            if seconds:
+                signal.raise_signal(signal.SIGTERM)
+    assert keeper.stopping.is_set() == (seconds > 0)

@@ -9,10 +9,21 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
 
 import trio
 
 from yeto.fleet.children import Child
+from yeto.storage import is_held
+
+T = TypeVar("T")
+
+EARLIER_SECONDS: Final = 120.0
+"""Longest wait for the children of an earlier parent: more than a syncer takes to stop and to save."""
+
+LOOK_SECONDS: Final = 0.1
+"""Time between two looks at what they hold."""
 
 
 class Keeper:
@@ -34,13 +45,29 @@ class Keeper:
         self._stop = stop
         self._kill = kill
 
-    async def run(self, live: Callable[[], Awaitable[int]]) -> int:
+    async def run(self, live: Callable[[], Awaitable[T]]) -> T:
         """Heed signals while ``live`` goes on; return what it returns."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self._heed_signals)
-            code = await live()
+            result = await live()
             nursery.cancel_scope.cancel()
-        return code
+        return result
+
+    async def until_free(self, *locks: Path) -> None:
+        """Wait for the children of an earlier parent, which was killed: they were told to stop, and save.
+
+        Whoever holds a file for longer is somebody else. Then the child that needs it says so.
+
+        Args:
+            locks: files that a child holds as long as it lives.
+        """
+        waiting = False
+        with trio.move_on_after(EARLIER_SECONDS):
+            while not self.stopping.is_set() and any(map(is_held, locks)):
+                if not waiting:
+                    self._say("what an earlier start has left running is still saving; waiting for it to end")
+                waiting = True
+                await trio.sleep(LOOK_SECONDS)
 
     async def keep(
         self,

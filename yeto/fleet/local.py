@@ -21,6 +21,7 @@ from yeto.core.decisions import SessionOpened
 from yeto.errors import EXIT_STOPPED, TapeError, YetoError, first_of
 from yeto.fleet.children import Child, clear_finished, stop_all
 from yeto.fleet.keeper import Keeper
+from yeto.state.guards import lock_file
 from yeto.tape import read
 
 READY_SECONDS = 60.0
@@ -141,7 +142,10 @@ class _Fleet:
         return code
 
     async def _live(self) -> int:
-        if not await self._start_syncer():
+        run = self._run
+        states = [run.learner(learner) / "state" / "lock" for learner in range(run.num_learners)]
+        await self._keeper.until_free(lock_file(run.checkpoint), *states)
+        if self._keeper.stopping.is_set() or not await self._start_syncer():
             return EXIT_STOPPED
         async with trio.open_nursery() as nursery:
             for learner, child in enumerate(self._learners):

@@ -26,6 +26,7 @@ from yeto.errors import EXIT_STOPPED, CheckpointError, ConfigError, TapeError, Y
 from yeto.fleet.children import Child
 from yeto.fleet.keeper import Keeper
 from yeto.state import inspect, read_manifest, remove_final_marker, write_final_marker
+from yeto.state.guards import lock_file
 from yeto.storage import Held, hold
 from yeto.tape import Mark, find_past, printable, read
 from yeto.view.budget import BudgetRun, read_budget, replay_budget
@@ -94,6 +95,8 @@ class _Supervisor:
 
     async def run(self) -> int:
         with _held(self._run.checkpoint):
+            # What it still commits is part of the story.
+            await self._keeper.run(partial(self._keeper.until_free, lock_file(self._run.checkpoint)))
             story = await self._story()
             self._require_same_run(story)
             try:

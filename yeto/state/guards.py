@@ -26,6 +26,11 @@ from yeto.state.files import Disk, write_aside, writing
 _MARKER: Final = re.compile(rb"YETO_FINAL_V1\nglobal_step=(0|[1-9][0-9]{0,19})\n")
 
 
+def lock_file(path: Path | str) -> Path:
+    """Return the file that a syncer locks as long as it uses the checkpoint at ``path``."""
+    return Path(f"{path}.lock")
+
+
 @contextmanager
 def checkpoint_lock(path: Path | str) -> Iterator[None]:
     """Hold the checkpoint at ``path`` (which need not exist yet) for this process.
@@ -34,15 +39,15 @@ def checkpoint_lock(path: Path | str) -> Iterator[None]:
         CheckpointError: another process holds it, or the lock file cannot be made.
     """
     with ExitStack() as held:
-        held.enter_context(_held(path, f"{path}.lock"))
+        held.enter_context(_held(path, lock_file(path)))
         if os.path.islink(path):
             # Others may come by another name: what the link leads to is locked as well.
-            held.enter_context(_held(path, f"{os.path.realpath(path)}.lock"))
+            held.enter_context(_held(path, lock_file(os.path.realpath(path))))
         yield
 
 
 @contextmanager
-def _held(path: Path | str, name: str) -> Iterator[None]:
+def _held(path: Path | str, name: Path) -> Iterator[None]:
     try:
         descriptor = _locked(name)
     except BlockingIOError as error:
@@ -61,7 +66,7 @@ def _held(path: Path | str, name: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _locked(name: str) -> int:
+def _locked(name: Path) -> int:
     """Return the descriptor that holds a lock file, which is the one that has the name now.
 
     Raises:

@@ -9,6 +9,7 @@ import sys
 import threading
 import tracemalloc
 from collections import Counter, deque
+from contextlib import closing
 from itertools import islice, product
 
 import psutil
@@ -16,7 +17,7 @@ import pytest
 from attrs import evolve
 from text_helpers import chat
 
-from yeto.cli.run_local import _epoch_tokens
+from yeto.cli.length import tokens_of_rows
 from yeto.errors import ConfigError, DataError
 from yeto.text.config import TextConfig
 from yeto.text.evaluate import heldout_rows
@@ -475,7 +476,7 @@ def test_whoever_reads_rows_one_after_the_other_has_them_tokenized_together(conf
     found = heldout_rows(config, tokenizer)
     assert [row.ids.tolist() for row in found] == [row.ids.tolist() for row in one_by_one]
     assert [row.weights.tolist() for row in found] == [row.weights.tolist() for row in one_by_one]
-    assert _epoch_tokens(config) == sum(len(row.ids) for row in one_by_one)
+    assert tokens_of_rows(config) == sum(len(row.ids) for row in one_by_one)
     assert together == 2 * [ENCODE_ROWS, 3]
 
 
@@ -576,8 +577,12 @@ def test_nothing_left_is_refused_with_the_counts(config, write_rows):
 
 def test_windows_that_were_dropped_are_told_after_the_first_pass(config, write_rows, caplog):
     path = write_rows([chat("a long question " * 30), chat("a", "b")] * 3)
-    with caplog.at_level("INFO"):
-        blocks(evolve(config, data=path), 40)
+    config = evolve(config, data=path)
+    loader = BlockLoader(config, load_tokenizer(config))
+    with caplog.at_level("INFO"), closing(iter(loader)) as taken:
+        for _ in islice(taken, 40):
+            pass
+        blocks(config, 40, loader.state)
     (told,) = [record.message for record in caplog.records if "first pass" in record.message]
     assert re.search(
         r"after the first pass .* gave \d+ blocks; \d+ windows .* were dropped \(\d+ tokens\)", told

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from attrs import evolve, frozen
+from attrs import evolve, fields, frozen
 from cyclopts import Parameter
 
 from yeto.cli.learner_diffusion_flags import TaskFlags
@@ -22,6 +22,7 @@ from yeto.learner.sinks import require_packages
 from yeto.link.tls import TlsContext
 from yeto.link.tls_files import client_context
 from yeto.text.config import TextConfig
+from yeto.tuning.config import TuningConfig
 from yeto.wire.auth import load_key
 
 ALONE = Ranks()
@@ -253,39 +254,8 @@ class LearnerFlags(TaskFlags):
             ConfigError: a flag is out of range or contradicts another one.
         """
         return TextConfig(
-            model=self.model,
-            model_revision=self.model_revision,
-            trust_remote_code=self.trust_remote_code,
-            data=self.data,
-            data_revision=self.data_revision,
-            data_format=self.data_format,
-            columns=self.columns,
-            data_shard=self.data_shard,
-            eval_data=self.eval_data,
-            eval_rows=self.eval_rows,
-            train_on=self.train_on,
-            assistant_mask_mode=self.assistant_mask_mode,
-            chat_template=self.chat_template,
-            mask_report=self.mask_report,
-            seq_len=self.seq_len,
+            **self._named_alike(TextConfig, but={"micro_batch_size"}),
             micro_batch_size=None if self.micro_batch_size == "auto" else self.micro_batch_size,
-            packing=self.packing,
-            tokenize=self.tokenize,
-            stream_workers=self.stream_workers,
-            shuffle_buffer=self.shuffle_buffer,
-            tuning=self.tuning,
-            lora_r=self.lora_r,
-            lora_alpha=self.lora_alpha,
-            lora_dropout=self.lora_dropout,
-            lora_targets=self.lora_targets,
-            base_dtype=self.base_dtype,
-            gradient_checkpointing=self.gradient_checkpointing,
-            compile=self.compile,
-            device=self.device,
-            shard=self.shard,
-            seed=self.seed,
-            learner_id=self.learner_id,
-            num_learners=self.num_learners,
             rank=ranks.rank,
             num_ranks=ranks.size,
         )
@@ -297,35 +267,18 @@ class LearnerFlags(TaskFlags):
             ConfigError: a flag is out of range or contradicts another one.
         """
         return DiffusionConfig(
-            model=self.model,
-            model_revision=self.model_revision,
-            trust_remote_code=self.trust_remote_code,
-            data=self.data,
-            data_revision=self.data_revision,
-            data_shard=self.data_shard,
-            eval_data=self.eval_data,
-            eval_rows=self.eval_rows,
-            height=self.height,
-            width=self.width,
-            resize_mode=self.resize_mode,
-            shuffle_buffer=self.shuffle_buffer,
+            **self._named_alike(DiffusionConfig, but={"micro_batch_size", "loss_weighting"}),
             # Nothing is probed here: a sample is large, and few go together.
             micro_batch_size=1 if self.micro_batch_size == "auto" else self.micro_batch_size,
             loss_weighting=self.diffusion_loss_weighting,
-            tuning=self.tuning,
-            lora_r=self.lora_r,
-            lora_alpha=self.lora_alpha,
-            lora_dropout=self.lora_dropout,
-            lora_targets=self.lora_targets,
-            base_dtype=self.base_dtype,
-            gradient_checkpointing=self.gradient_checkpointing,
-            device=self.device,
-            seed=self.seed,
-            learner_id=self.learner_id,
-            num_learners=self.num_learners,
             rank=ranks.rank,
             num_ranks=ranks.size,
         )
+
+    def _named_alike(self, config: type[TuningConfig], *, but: set[str]) -> dict[str, Any]:
+        """Return the flags that have the names of a task's settings; where it runs is for no flag to say."""
+        names = {field.name for field in fields(config)} - but - {"rank", "num_ranks"}
+        return {name: getattr(self, name) for name in names}
 
     def task_config(self, ranks: Ranks = ALONE) -> TextConfig | DiffusionConfig:
         """Return the settings of the task that is asked for.

@@ -117,7 +117,8 @@ class BlockLoader:
         Raises:
             DataError: a row cannot be used, or this share has nothing to train on.
         """
-        told = False
+        # Who goes on from a later pass has counted only a part of the rows.
+        told = any(position.epoch > 0 for position in self._state.positions)
         items = self._items()
         try:
             for item in items:

@@ -15,10 +15,9 @@ from yeto.core.pacing import absorb_report, smoothed
 from yeto.core.parts import GATHERING, Answer, Link, Round, Upload, made, replace
 from yeto.core.rounds import is_excused, mark_gone
 from yeto.core.state import Draft, moment
+from yeto.core.weights import MAX_NORM
 from yeto.errors import CoordinatorError
 
-MAX_NORM = 1e15
-"""A delta above this norm is as useless as an infinite one: its square leaves f32."""
 MAX_BAD_RUN = 3
 PROGRESS_SECONDS = 60.0
 """An upload that advanced this recently holds the quorum deadline back."""

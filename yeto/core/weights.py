@@ -1,10 +1,13 @@
-"""The weight of a learner in a merge: how much it did, times how much it did per step.
+"""What a push counts in a merge: how much its learner did, times how much it did per step.
 
 Decoupled DiLoCo (arXiv 2604.21428, section 3.2): quantity times quality,
 ``w = tokens * (tokens / steps)``. A learner without a step has no weight.
 """
 
 from __future__ import annotations
+
+MAX_NORM = 1e15
+"""A delta above this norm is as useless as an infinite one: no training makes it, its square leaves f32."""
 
 
 def learner_weight(tokens: int, steps: int) -> float:

@@ -1,4 +1,4 @@
-"""What every rank of a learner makes of its task: layout, live fragments, inner loop, crew."""
+"""What every rank of a learner makes of its task: layout, inner loop, crew."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ from yeto.wire.layout import Layout
 class Equipment:
     """The parts, which belong together."""
 
-    task: Task
     layout: Layout
-    fragments: LiveFragments
     loop: InnerLoop
     crew: Crew
     initial: tuple[Values, ...] = ()
@@ -74,7 +72,7 @@ def equip(
     saved = share_saved(island, restored(layout))
     loop = InnerLoop(task, parameters, config, stopwatch, saved, island)
     crew = Crew(island=island, task=task, loop=loop, fragments=fragments)
-    return Equipment(task=task, layout=layout, fragments=fragments, loop=loop, crew=crew, initial=initial)
+    return Equipment(layout=layout, loop=loop, crew=crew, initial=initial)
 
 
 def _built(island: Island, fragments: LiveFragments, num_fragments: int) -> tuple[Values, ...]:

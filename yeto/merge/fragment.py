@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 from attrs import frozen
 from torch import Tensor
 
+from yeto.core.weights import MAX_NORM
 from yeto.errors import MergeError
 from yeto.merge.blocks import Plan, plan
 from yeto.merge.checks import require_f32
@@ -38,9 +38,6 @@ from yeto.wire.digest import RunningDigest
 from yeto.wire.layout import FragmentLayout, MergeMode
 from yeto.wire.tensorbytes import Payload
 
-NORM_MAX: Final = 1e15
-"""A push with a larger norm counts as not finite: no training makes one, and its squares leave f32."""
-
 
 @frozen(kw_only=True)
 class PushFacts:
@@ -49,7 +46,7 @@ class PushFacts:
     digest: str
     """Over the wire bytes."""
     finite: bool
-    """False for NaN, infinity, or a norm above 1e15."""
+    """False for NaN, infinity, or a norm above ``MAX_NORM``, 1e15."""
     norm: float | None
     """L2 norm over the whole fragment; None when not finite."""
     cosine_to_momentum: float | None
@@ -114,7 +111,7 @@ def examine_push(
         dot += facts.dot
         momentum_squared += facts.momentum_norm**2
     length, momentum_length = math.sqrt(squared), math.sqrt(momentum_squared)
-    if not length <= NORM_MAX:  # also catches NaN
+    if not length <= MAX_NORM:  # also catches NaN
         return PushFacts(digest=running.hex(), finite=False, norm=None, cosine_to_momentum=None)
     directed = length >= EPSILON and momentum_length >= EPSILON
     return PushFacts(

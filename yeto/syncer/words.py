@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from yeto.tape import printable
+
 SENTENCE_CHARS_MAX: Final = 500
 """Of why a group ended."""
 
@@ -17,6 +19,4 @@ VALUE_CHARS_MAX: Final = 200
 
 def in_one_line(text: str, most: int = SENTENCE_CHARS_MAX) -> str:
     """Return the text as one printable line, cut when it is longer than ``most`` characters."""
-    if len(text) > most:
-        text = f"{text[:most]}..."
-    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+    return printable(text if len(text) <= most else f"{text[:most]}...")

@@ -132,10 +132,20 @@ async def test_whoever_comes_back_waits_no_longer_than_its_old_connection_lives(
     assert not bodies(config.event_tape, de.LearnerRefused)
 
 
-async def test_non_finite_pushes_are_refused_and_the_third_closes_the_door(tmp_path):
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("f32", np.nan), ("bf16", -np.inf), ("q4", np.nan), ("q4", np.inf), ("q4", 1e30)]
+)
+async def test_non_finite_pushes_are_refused_and_the_third_closes_the_door(tmp_path, dtype, value):
+    """One value of a push is enough, also if it becomes the scale of a block, or only has an absurd norm."""
     config = make_config(tmp_path, quorum=1, total_steps=9)
-    learners = fakes()
-    learners[1].make_delta = lambda pull, numel: np.full(numel, np.nan, np.float32)
+    learners = fakes(dtype=dtype)
+
+    def spoilt(pull, numel):
+        delta = np.full(numel, 0.01, np.float32)
+        delta[numel // 2] = value
+        return delta
+
+    learners[1].make_delta = spoilt
 
     async def follow(learner, pull):
         # One round at a time, so that none is sealed before the bad push is here.
@@ -150,7 +160,7 @@ async def test_non_finite_pushes_are_refused_and_the_third_closes_the_door(tmp_p
         # Nobody waits for the final ACK of the one that was sent away for good.
         assert await run.end() == 0
     refusals = bodies(config.event_tape, de.PushRefused)
-    assert [refusal.reason for refusal in refusals] == ["non_finite"] * 3
+    assert [(refusal.reason, refusal.learner) for refusal in refusals] == [("non_finite", 1)] * 3
     assert "lower --inner-lr" in learners[1].error
     for commit in bodies(config.event_tape, de.RoundCommitted):
         assert [responder.learner for responder in commit.responders] == [0]

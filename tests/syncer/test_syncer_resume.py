@@ -9,7 +9,8 @@ from syncer_runs import bodies, fakes, make_config, on_tape, running, until, ver
 from yeto.core import decisions as de
 from yeto.core import events as ev
 from yeto.errors import CheckpointError, ConfigError
-from yeto.state import read_checkpoint, read_final_marker
+from yeto.state import read_checkpoint, read_final_marker, read_manifest
+from yeto.state.manifest import manifest_file, manifest_steps
 from yeto.syncer.config import StartMode
 from yeto.syncer.start import prepare
 
@@ -41,8 +42,9 @@ async def test_killed_and_resumed(tmp_path, at_step):
     assert any(version.momentum.abs().sum() > 0 for version in final.fragments)
 
 
-async def test_what_follows_a_resume_is_what_would_have_followed_without_it(tmp_path):
-    """Parameters, momentum and versions all come back: each later merge has the bits of a twin's."""
+@pytest.mark.parametrize(("outer", "dtype"), [("stock", "f32"), ("normalised", "q4")])
+async def test_what_follows_a_resume_is_what_would_have_followed_without_it(tmp_path, outer, dtype):
+    """All that a merge takes comes back, also what normalised momentum counts: it has the bits of a twin's."""
 
     def delta_of(learner):
         def make(pull, numel):
@@ -52,10 +54,13 @@ async def test_what_follows_a_resume_is_what_would_have_followed_without_it(tmp_
         return make
 
     def learners():
-        return [FakeLearner(learner, make_delta=delta_of(learner), reconnects=True) for learner in range(2)]
+        return [
+            FakeLearner(learner, make_delta=delta_of(learner), dtype=dtype, reconnects=True)
+            for learner in range(2)
+        ]
 
     # Every push is corrected by the momentum: one that did not come back would show at once.
-    policy = {"total_steps": 16, "delta_correction": "heloco-all"}
+    policy = {"total_steps": 16, "delta_correction": "heloco-all", "outer": outer}
     (tmp_path / "twin").mkdir()
     (tmp_path / "killed").mkdir()
     twin = make_config(tmp_path / "twin", **policy)
@@ -79,6 +84,33 @@ async def test_what_follows_a_resume_is_what_would_have_followed_without_it(tmp_
     assert results(resumed) == results(twin)
     assert len(results(twin)) == 16
     assert stopped_at < 16
+    ends = [read_checkpoint(config.checkpoint_path) for config in (twin, resumed)]
+    assert ends[0].outer_marks == ends[1].outer_marks
+    assert [part.lookahead for part in ends[0].fragments] == [part.lookahead for part in ends[1].fragments]
+
+
+@pytest.mark.parametrize("lost", ["the end of a fragment", "a fragment", "the end of the manifest"])
+async def test_a_run_goes_on_from_the_checkpoint_before_a_torn_one(tmp_path, caplog, lost):
+    config = make_config(tmp_path)
+    async with running(config, *fakes()) as run:
+        await until(on_tape(config, de.RoundCommitted, 4))
+        run.stop()
+        await run.ended.wait()
+    folder = config.checkpoint_path
+    newest, (manifest, before) = read_manifest(folder), map(manifest_file, manifest_steps(folder))
+    torn = folder / newest.fragments[(newest.step - 1) % 3].file
+    if lost == "a fragment":
+        torn.unlink()
+    else:
+        path = folder / manifest if lost == "the end of the manifest" else torn
+        path.write_bytes(path.read_bytes()[:-1])
+    async with running(make_config(tmp_path, resume=True), *fakes()) as run:
+        assert await run.end() == 0
+    assert f"the checkpoint of step {newest.step} is incomplete and was passed over" in caplog.text
+    (event,) = bodies(config.event_tape, ev.SessionResumed)
+    assert manifest_file(event.step) == before
+    # What was committed above it counts no more, and is committed anew.
+    assert verify(config.event_tape).state.step == read_checkpoint(config.checkpoint_path).step == 6
 
 
 async def test_killed_in_every_phase(tmp_path):

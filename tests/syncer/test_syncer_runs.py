@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from fake_learner import FakeLearner, initial_values, small_layout
+from fake_learner import BINDING, FakeLearner, initial_values, small_layout
 from syncer_runs import bodies, fakes, make_config, running, verify
 
 from yeto.core import decisions as de
@@ -105,3 +105,24 @@ async def test_quorum_of_one_goes_on_alone(tmp_path):
     async with running(config, learner) as run:
         assert await run.end() == 0
     assert verify(config.event_tape).state.step == 6
+
+
+async def test_a_learner_alone_moves_as_plain_sgd_says(tmp_path):
+    """Nobody else is there to be averaged with, and its work is applied whole all the same."""
+    layout, sent = small_layout(), {}
+
+    def make(pull, numel):
+        delta = np.random.default_rng(pull.step).standard_normal(numel).astype(np.float32)
+        sent.setdefault(pull.fragment, []).append(delta)
+        return delta
+
+    learner = FakeLearner(learner=0, layout=layout, make_delta=make, binding=BINDING | {"num_learners": 1})
+    config = make_config(
+        tmp_path, num_learners=1, quorum=1, wait_for=1, outer_lr=0.5, outer_momentum=0.0, closing_sweep="off"
+    )
+    async with running(config, learner) as run:
+        assert await run.end() == 0
+    for fragment, start in enumerate(initial_values(layout)):
+        first, second = sent[fragment]
+        expected = start + np.float32(0.5) * (first + second)
+        np.testing.assert_allclose(learner.final[fragment], expected, rtol=1e-5, atol=1e-6)

@@ -44,7 +44,7 @@ async def test_killed_and_resumed(tmp_path, at_step):
 
 @pytest.mark.parametrize(("outer", "dtype"), [("stock", "f32"), ("normalised", "q4")])
 async def test_what_follows_a_resume_is_what_would_have_followed_without_it(tmp_path, outer, dtype):
-    """All that a merge takes comes back, also what normalised momentum counts: it has the bits of a twin's."""
+    """All that a merge takes comes back, also what normalised momentum counts: its bits are a twin's."""
 
     def delta_of(learner):
         def make(pull, numel):

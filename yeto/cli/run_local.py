@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import tempfile
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -36,6 +37,8 @@ LEARNER_LEFT_OUT = {
     *("auth_key_file", "no_manifest", "profile", "learner_budget_steps", "max_local_steps", "torch_threads"),
     *("tls_ca", "tls_cert", "tls_key", "tls_server_name", "state_dir", "shard", "rank_timeout"),
     *("merge_alpha", "task", "height", "width", "resize_mode", "diffusion_loss_weighting"),
+    # Falling rates need a last local step, which a run with a syncer leaves open.
+    "lr_schedule",
 }
 
 SyncerPart: Any = flags_without(SyncerFlags, SYNCER_LEFT_OUT, name="SyncerPart", group="Syncer")
@@ -112,7 +115,10 @@ def run_local_command(
         from yeto.cli.local_result import hold_out
 
         train, heldout = hold_out(text, flags.run_dir / "data")
-        print(f"held out the last {text.eval_rows} rows of {flags.data}: {heldout}", flush=True)
+        print(
+            f"held out the last {text.eval_rows} rows of {flags.data}: {heldout}; the others: {train}",
+            flush=True,
+        )
         # The rows are local files now, whatever --data was.
         text = attrs.evolve(text, data=str(train), eval_data=str(heldout), data_revision=None)
     total_steps = steps_of_run(
@@ -168,19 +174,25 @@ def run_local_command(
 
 
 def check_inputs(text: Any) -> None:
-    """Refuse a wrong name here, where it is one line, and not in a child that was started for it.
+    """Refuse a wrong name or format here, where it is one line, and not in a child that was started for it.
 
     Raises:
         ConfigError: model, template or rows are not there, or cannot be what they are named as.
+        DataError: the first row cannot be used.
     """
+    from yeto.text.formats import chat_reader
     from yeto.text.template_files import check_template
     from yeto.tuning.identity import check_model
-    from yeto.tuning.rows import open_source
+    from yeto.tuning.rows import Cursor, open_source
 
     check_template(check_model(text.model, text.model_revision), text)
-    open_source(text.data, revision=text.data_revision)
-    if text.eval_data is not None:
-        open_source(text.eval_data, revision=text.data_revision, flag="--eval-data")
+    read = chat_reader(text)
+    for flag, name in (("--data", text.data), ("--eval-data", text.eval_data)):
+        if name is not None:
+            source = open_source(name, revision=text.data_revision, flag=flag)
+            # A wrong format is wrong in the first row; all of them may be many.
+            for row in islice(source.rows(Cursor()), 1):
+                read(row)
 
 
 BEFORE_A_RUN = {"data", "logs"}

@@ -238,6 +238,35 @@ def test_wrong_input_is_one_line_with_the_remedy(fixtures, tmp_path, capsys, fla
     assert not (run_dir / "logs").exists()
 
 
+HEADLESS = '{"instruction": "a", "output": "b"}\n{"instruction": "c", "output": null}\n'
+
+
+@pytest.mark.parametrize(
+    ("rows", "flags", "named"),
+    [
+        # All rows are seen where they are split, and otherwise the first one.
+        (
+            HEADLESS,
+            {"eval_data": None, "eval_rows": 1},
+            "rows.jsonl line 2: columns instruction fit no format",
+        ),
+        (HEADLESS, {"eval_data": None, "eval_rows": 1}, "(output: null, as good as not there)"),
+        (HEADLESS, {"columns": "user=instruction,assistant=outputt"}, "line 1: no column 'outputt'"),
+    ],
+)
+def test_rows_of_another_format_are_found_before_anything_starts(
+    fixtures, tmp_path, capsys, rows, flags, named
+):
+    (tmp_path / "rows.jsonl").write_text(rows)
+    with pytest.raises(SystemExit) as ended:
+        main(words_of(fixtures, tmp_path / "run", data=tmp_path / "rows.jsonl", **flags))
+    said = capsys.readouterr().err
+    assert ended.value.code == 1, said
+    assert named in said
+    assert said.count("\n") == 1, said
+    assert not (tmp_path / "run" / "logs").exists()
+
+
 def test_what_is_said_before_the_training(fixtures, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("yeto.fleet.local.LocalRun.train", lambda run: 4)
     tokens = 64 * 2 * 2 * 6 * 5

@@ -21,14 +21,17 @@ if TYPE_CHECKING:
 def hold_out(config: TextConfig, folder: Path) -> tuple[Path, Path]:
     """Split a data source: its last ``--eval-rows`` rows are held out, the others are for training.
 
+    Every row passes here, so a wrong one is found before anything is started, and named as it was given.
+
     Args:
         config: names the source and how many rows to hold out.
         folder: where ``train.jsonl`` and ``heldout.jsonl`` are written.
 
     Raises:
         ConfigError: there is no such source, or it would have no row left to train on.
-        DataError: a row cannot be read.
+        DataError: a row cannot be read, or is no chat.
     """
+    from yeto.text.formats import chat_reader
     from yeto.tuning.rows import Cursor, open_source
 
     assert config.data is not None
@@ -37,8 +40,10 @@ def hold_out(config: TextConfig, folder: Path) -> tuple[Path, Path]:
     train, heldout = folder / "train.jsonl", folder / "heldout.jsonl"
     tail: deque[Mapping[str, Any]] = deque()
     kept = 0
+    read = chat_reader(config)
     with train.open("w", encoding="utf-8") as file:
         for row in source.rows(Cursor()):
+            read(row)
             tail.append(row.value)
             if len(tail) > config.eval_rows:
                 file.write(_line(tail.popleft()))

@@ -13,12 +13,14 @@ or a list of no tool calls, are dropped.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from attrs import field, frozen
 
 from yeto.errors import DataError
+from yeto.text.config import TextConfig
+from yeto.tuning.rows import Row
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 SHAREGPT_ROLES = {
@@ -44,6 +46,16 @@ class Conversation:
     """The row's name in error messages."""
 
 
+def chat_reader(config: TextConfig) -> Callable[[Row], Conversation]:
+    """Return what turns each row of a configuration's sources into a conversation, or refuses it."""
+    data_format, columns = config.data_format, config.column_roles()
+
+    def read(row: Row) -> Conversation:
+        return conversation(row.value, row.origin, data_format=data_format, columns=columns)
+
+    return read
+
+
 def conversation(
     row: Mapping[str, Any],
     origin: str,
@@ -64,13 +76,19 @@ def conversation(
     Raises:
         DataError: the row does not have that shape; the message names row and message.
     """
+    nulls = [key for key, value in row.items() if value is None]
     row = {key: value for key, value in row.items() if value is not None}
-    if columns is not None:
-        messages = _from_columns(row, origin, columns)
-    else:
-        if data_format == "auto":
-            data_format = _detect(row, origin)
-        messages = _READERS[data_format](row, origin)
+    try:
+        if columns is not None:
+            messages = _from_columns(row, origin, columns)
+        else:
+            if data_format == "auto":
+                data_format = _detect(row, origin)
+            messages = _READERS[data_format](row, origin)
+    except DataError as error:
+        if not nulls:
+            raise
+        raise DataError(f"{error} ({', '.join(sorted(nulls))}: null, as good as not there)") from None
     if not messages:
         raise DataError(f"{origin}: no messages")
     return Conversation(messages=messages, tools=_tools(row, origin), origin=origin)

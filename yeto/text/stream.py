@@ -22,7 +22,7 @@ from attrs import evolve, field, frozen
 
 from yeto.errors import DataError
 from yeto.text.config import TextConfig
-from yeto.text.formats import Conversation, conversation
+from yeto.text.formats import chat_reader
 from yeto.text.masks import ChatEncoder, Encoded
 from yeto.text.packing import Block, Packer, PackingCounts
 from yeto.tuning.rows import Cursor, Row, RowSource
@@ -69,25 +69,21 @@ class RowEncoder:
 
     def __init__(self, config: TextConfig, tokenizer: Any) -> None:
         self._encoder = ChatEncoder(tokenizer, train_on=config.train_on, mask_mode=config.assistant_mask_mode)
-        self._format = config.data_format
-        self._columns = config.column_roles()
+        self._read = chat_reader(config)
 
     def __call__(self, row: Row) -> Encoded:
         """Tokenize one row."""
-        return self._encoder.encode(self._conversation(row))
+        return self._encoder.encode(self._read(row))
 
     def many(self, rows: Sequence[Row]) -> list[Encoded]:
         """Tokenize rows together; the result is that of each by itself."""
-        return self._encoder.encode_many([self._conversation(row) for row in rows])
+        return self._encoder.encode_many([self._read(row) for row in rows])
 
     def each(self, rows: Iterable[Row]) -> Iterator[Encoded]:
         """Tokenize rows as they come, some together, because that takes less time than one by one."""
         left = iter(rows)
         while some := list(islice(left, ENCODE_ROWS)):
             yield from self.many(some)
-
-    def _conversation(self, row: Row) -> Conversation:
-        return conversation(row.value, row.origin, data_format=self._format, columns=self._columns)
 
 
 def encoder_of(config: TextConfig, tokenizer: Any) -> RowEncoder:

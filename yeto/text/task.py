@@ -20,7 +20,7 @@ from yeto.learner.task import Batch, Evaluation
 from yeto.text.compiled import as_written, compile_model, compiler_told
 from yeto.text.config import TextConfig
 from yeto.text.evaluate import evaluate_rows, heldout_rows
-from yeto.text.formats import conversation
+from yeto.text.formats import chat_reader
 from yeto.text.loader import BlockLoader, LoaderState
 from yeto.text.lora import save_adapter, saves_base_layers
 from yeto.text.loss import summed_cross_entropy
@@ -289,12 +289,10 @@ def mask_report(config: TextConfig, tokenizer: Any) -> Iterator[str]:
     """
     assert config.data is not None, "build_task refuses a configuration without rows"
     encoder = ChatEncoder(tokenizer, train_on=config.train_on, mask_mode=config.assistant_mask_mode)
+    read = chat_reader(config)
     rows = open_source(config.data, revision=config.data_revision).rows(Cursor())
     for row in islice(rows, config.mask_report):
-        chat = conversation(
-            row.value, row.origin, data_format=config.data_format, columns=config.column_roles()
-        )
-        encoded = encoder.encode(chat)
+        encoded = encoder.encode(read(row))
         heading = f"--- {row.origin}: {int(encoded.weights.sum())} of {len(encoded.ids)} tokens supervised"
         yield _shown(f"{heading}\n{highlight(encoder, encoded)}")
 

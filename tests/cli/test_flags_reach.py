@@ -1,13 +1,17 @@
 """Each flag changes what it says and nothing else: one that goes elsewhere makes a run of another kind."""
 
+import re
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import attrs
+import pytest
 
-from yeto.cli import simulate_flags
+from yeto.cli import launch_flags, run_local, simulate_flags
 from yeto.cli.policy import PolicyFlags
 from yeto.cli.run_learner import LearnerFlags
 from yeto.cli.run_syncer import SyncerFlags
+from yeto.errors import ConfigError
 from yeto.syncer.config import Bounds, StartMode
 
 POLICY = {
@@ -233,3 +237,35 @@ def test_every_flag_of_a_simulated_fleet():
         for flag, (name, unit) in told.items():
             found = differences(make(kind()), make(kind(**{flag: 0.5})))
             assert found == {name or flag: 0.5 * unit}, flag
+
+
+@pytest.mark.parametrize("command", [run_local, launch_flags])
+def test_what_a_command_offers_can_be_chosen(command):
+    """Each choice is taken, or refused with the flag that is missing: one that the command has."""
+    learner = {"syncer": "head:1", "model": "m", "data": "rows.jsonl"}
+    for part, kind, base, makers in (
+        (command.LearnerPart, LearnerFlags, learner, (LearnerFlags.learner_config, LearnerFlags.task_config)),
+        (command.SyncerPart, SyncerFlags, {"learners": 2, "total_steps": 9}, (SyncerFlags.config,)),
+    ):
+        offered = {"--" + field.name.replace("_", "-") for field in attrs.fields(part)}
+        for field in attrs.fields(part):
+            for value in choices(field.type):
+                flags = kind(**base | {field.name: value})
+                for make in makers:
+                    missing = flags_that_are_missed(make, flags)
+                    assert missing <= offered, f"{field.name} {value}: {missing}"
+
+
+def flags_that_are_missed(make, flags):
+    try:
+        make(flags)
+    except ConfigError as error:
+        return set(re.findall(r"--[a-z][a-z-]+", str(error)))
+    return set()
+
+
+def choices(kind):
+    """Return the values that a type names."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return [value for inner in get_args(kind) for value in choices(inner)]

@@ -38,7 +38,7 @@ LEARNER_LEFT_OUT = {
     *("tls_ca", "tls_cert", "tls_key", "tls_server_name", "state_dir", "shard", "rank_timeout"),
     *("merge_alpha", "task", "height", "width", "resize_mode", "diffusion_loss_weighting"),
     # Falling rates need a last local step, which a run with a syncer leaves open.
-    # "lr_schedule",
+    "lr_schedule",
 }
 
 SyncerPart: Any = flags_without(SyncerFlags, SYNCER_LEFT_OUT, name="SyncerPart", group="Syncer")

@@ -278,7 +278,10 @@ def test_what_is_cheap_is_checked_before_the_model_is_loaded(config, tmp_path):
 
     for rows, problem in (
         ([], r"--data .*rows.jsonl: it has no rows"),
-        ([{"image": "gone.png", "prompt": ""}], r"rows.jsonl line 1: image .*gone.png: No such file"),
+        (
+            [{"image": "gone.png", "prompt": ""}],
+            r"rows.jsonl line 1: image .*gone.png: No such file or directory; bring it there",
+        ),
         ([{"image": "0.png"}], "rows.jsonl line 1: neither prompt nor prompt_embeds, only image"),
     ):
         broken = evolve(config, data=write_rows(tmp_path, rows))

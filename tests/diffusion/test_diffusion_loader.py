@@ -192,7 +192,9 @@ def test_a_share_without_a_row(tmp_path):
 def test_the_first_row_is_looked_at_before_anything_else(tmp_path):
     config = settings_of(write_rows(tmp_path, [{"image": "gone.png", "prompt": ""}]))
     for look in (first_row, ExampleLoader):
-        with pytest.raises(DataError, match=r"rows.jsonl line 1: image .*gone.png: No such file"):
+        with pytest.raises(
+            DataError, match=r"rows.jsonl line 1: image .*gone.png: No such file or directory; bring it there"
+        ):
             look(config, RowNeeds())
 
 

@@ -67,7 +67,10 @@ RENTED = ["--gpu", "aws:8xa100", "--output", "s3://b/r"]
         ([*RENTED, "--disk-gb", "0"], "--disk-gb"),
         ([*RENTED, "--weights-gb", "-3"], "--weights-gb -3.0"),
         ([*GPU, "--output", "full"], "--output full is there and not empty"),
-        ([*GPU, "--output", "out", "--name", "No Name"], "--name 'No Name': lower-case letters"),
+        (
+            [*GPU, "--output", "out", "--name", "No Name"],
+            "'No Name' cannot be the name of a run: it has lower-case letters",
+        ),
         ([*GPU, "--output", "out", "--quorum", "2"], "--quorum"),
         ([*GPU, "--output", "out", "--seq-len", "-1"], "--seq-len"),
         ([*GPU, "--output", "out", "--total-steps", "0"], "--total-steps 0: need at least 1"),

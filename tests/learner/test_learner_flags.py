@@ -50,7 +50,7 @@ def test_every_setting_of_the_objects_has_a_flag():
         "rank_timeout_seconds": "rank_timeout",
         "loss_weighting": "diffusion_loss_weighting",
     }
-    internal = {"first_connect_seconds", "rank", "num_ranks"}
+    internal = {"first_connect_seconds", "rank", "num_ranks", "unit"}
     for config in (LearnerConfig, TextConfig, DiffusionConfig):
         for field in fields(config):
             assert other_names.get(field.name, field.name) in flags | internal, field.name

@@ -201,8 +201,9 @@ def test_a_log_on_a_full_disk_ends_and_training_goes_on():
 def test_a_slow_learner_has_a_rate_above_zero(monkeypatch, seconds, words):
     now = [0.0]
     monkeypatch.setattr("yeto.learner.progress.time.monotonic", lambda: now[0])
-    progress = Progress(learner_id=0, stream=io.StringIO())
-    for local_step in range(1, 11):
-        now[0] += seconds
-        progress.stepped(step(), local_step=local_step, tokens=10 * local_step)
-    assert f", {words} tokens/s" in progress.line()
+    for unit in ("tokens", "samples"):
+        progress = Progress(learner_id=0, unit=unit, stream=io.StringIO())
+        for local_step in range(1, 11):
+            now[0] += seconds
+            progress.stepped(step(), local_step=local_step, tokens=10 * local_step)
+        assert f", {words} {unit}/s" in progress.line()

@@ -106,9 +106,11 @@ def require_file(path: Path, origin: str, what: str) -> None:
         found = os.stat(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise DataError(f"{origin}: {what} {path}: {reason}") from error
+        raise DataError(
+            f"{origin}: {what} {path}: {reason}; bring it there, or correct or leave out the row"
+        ) from error
     if not stat.S_ISREG(found.st_mode):
-        raise DataError(f"{origin}: {what} {path}: not a file")
+        raise DataError(f"{origin}: {what} {path}: not a file; name one, or leave out the row")
 
 
 @contextmanager

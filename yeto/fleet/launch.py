@@ -90,8 +90,8 @@ def check_name(name: str) -> str:
     """
     if len(name) > NAME_MAX or _NAME.fullmatch(name) is None:
         raise ConfigError(
-            f"--name {name!r}: lower-case letters, digits and single hyphens, a letter first, "
-            f"{NAME_MAX} at most"
+            f"{name!r} cannot be the name of a run: it has lower-case letters, digits and single hyphens, a "
+            f"letter first, {NAME_MAX} at most"
         )
     return name
 

@@ -61,6 +61,7 @@ def run_learner(config: LearnerConfig, make_task: Callable[[], Task], island: Is
     sinks = open_sinks(config)
     with Progress(
         learner_id=config.learner_id,
+        unit=config.unit,
         max_local_steps=config.max_local_steps,
         log_path=config.log_jsonl,
         sinks=sinks,

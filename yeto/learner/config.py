@@ -64,6 +64,8 @@ class LearnerConfig:
     budget_steps: int | None = None
 
     # The inner loop.
+    unit: str = "tokens"
+    """What the rows are counted in, for people."""
     inner_lr: float = 3e-4
     weight_decay: float = 0.01
     warmup_steps: int = 10

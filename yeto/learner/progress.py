@@ -36,6 +36,7 @@ class Progress:
         self,
         *,
         learner_id: int,
+        unit: str = "tokens",
         max_local_steps: int | None = None,
         log_path: Path | None = None,
         sinks: Sinks | None = None,
@@ -45,6 +46,7 @@ class Progress:
 
         Args:
             learner_id: shown in front of every line.
+            unit: what the rows are counted in: tokens, or samples.
             max_local_steps: where the run ends by itself, for the ETA.
             log_path: JSON lines go there; None writes none.
             sinks: are fed with the same facts, and closed at the end.
@@ -54,6 +56,7 @@ class Progress:
             ConfigError: the log cannot be opened.
         """
         self._learner_id = learner_id
+        self._unit = unit
         self._max_local_steps = max_local_steps
         self._stream = sys.stderr if stream is None else stream
         self._lock = threading.Lock()
@@ -258,7 +261,7 @@ class Progress:
                 parts += [f"local step {self.local_step}", f"loss {self._loss:.4f}"]
                 if rate := self._pace.tokens_per_second():
                     # One step has no pace yet.
-                    parts.append(f"{rate_text(rate)} tokens/s")
+                    parts.append(f"{rate_text(rate)} {self._unit}/s")
             if self._link != "none":
                 parts += [f"global step {self.global_step}", f"{self.merges} merges"]
                 parts += [f"staleness {self._staleness}", f"link {self._link}"]

@@ -12,7 +12,7 @@ from syncer_runs import BOUNDS, HANGS_SECONDS, bodies, fakes, make_config, on_ta
 from yeto.core import decisions as de
 from yeto.core import events as ev
 from yeto.link import LinkClosed
-from yeto.syncer import rounds
+from yeto.syncer import jobs, rounds
 from yeto.wire.frames import SLICE_BYTES, MessageType, encode_header
 from yeto.wire.messages import ChunkHeader, Heartbeat
 
@@ -144,7 +144,7 @@ async def test_a_stale_push_gets_the_fragment_and_the_pull_once_more(tmp_path):
 async def test_nobody_waits_for_the_compiler_while_a_tiny_push_is_examined(tmp_path, monkeypatch):
     """The first run on a machine compiles for seconds, and learners may be quicker."""
     compiled, places = threading.Event(), []
-    examine_push = rounds.examine_push
+    examine_push = jobs.examine_push
 
     def examine(*args, **settings):
         if not compiled.is_set():
@@ -155,7 +155,7 @@ async def test_nobody_waits_for_the_compiler_while_a_tiny_push_is_examined(tmp_p
         return facts
 
     monkeypatch.setattr(rounds, "compile_kernels", lambda: compiled.wait(HANGS_SECONDS))
-    monkeypatch.setattr(rounds, "examine_push", examine)
+    monkeypatch.setattr(jobs, "examine_push", examine)
     try:
         async with running(make_config(tmp_path, total_steps=3), *fakes()) as run:
             assert await run.end() == 0

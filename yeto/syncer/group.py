@@ -94,8 +94,9 @@ class LearnerGroup:
         self._first_values = receivers.first_values
         self._bounds = bounds
         self._allowances = allowances
-        # What was told last; the same once more is no news.
-        self._local_step = -1
+        # What was told last; the same once more is no news. Nor is step 0: until its first step a learner
+        # waits for weights or compiles, and a pace that began there would hold back everybody's next round.
+        self._local_step = 0
         self._acknowledged: int | None = None
         self._budget: int | None = None
         self._resends = 0

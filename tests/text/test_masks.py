@@ -7,6 +7,7 @@ from text_helpers import WITH_TAGS, WITHOUT_TAGS, chat, make_tokenizer
 
 from yeto.errors import DataError
 from yeto.text.formats import conversation
+from yeto.text.legacy import LEGACY_TEMPLATE
 from yeto.text.masks import ChatEncoder, highlight
 
 REPLIES = [
@@ -324,6 +325,14 @@ def test_the_legacy_format(tokenizer):
     )
     assert supervised(tokenizer, encoded) == [call, "Three.\n</s>"]
     assert encode(tokenizer, row, mask_mode="legacy", train_on="all").weights.all()
+    # What is saved beside a model that was trained on it writes the same, and asks for a reply in it.
+    tokenizer.chat_template = LEGACY_TEMPLATE
+    native = encode(tokenizer, row)
+    assert tokenizer.decode(native.ids) == tokenizer.decode(encoded.ids)
+    assert supervised(tokenizer, native) == supervised(tokenizer, encoded)
+    question = [{"role": "user", "content": "1?"}]
+    asked = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
+    assert asked == "<s><|user|>\n1?\n<|assistant|>\n"
 
 
 @pytest.mark.parametrize("options", [{"train_on": "all"}, {"mask_mode": "legacy"}])

@@ -22,7 +22,6 @@ all`` and the ``legacy`` format, which have no template that could have written 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -32,7 +31,8 @@ from attrs import field, frozen
 
 from yeto.errors import DataError
 from yeto.text.blocks_in_text import BlockFinder, Found
-from yeto.text.formats import Conversation, Message
+from yeto.text.formats import Conversation
+from yeto.text.legacy import legacy_parts
 from yeto.text.templates import has_generation, with_marks
 
 WAYS_OUT = (
@@ -245,7 +245,7 @@ class ChatEncoder:
     # The synthetic format.
 
     def _legacy(self, conversations: Sequence[Conversation]) -> list[Encoded]:
-        rows = [_legacy_parts(conversation) for conversation in conversations]
+        rows = [legacy_parts(conversation) for conversation in conversations]
         tokens = iter(self._ids([text for parts in rows for text, _ in parts]))
         bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         encoded = []
@@ -349,28 +349,6 @@ def _runs(ids: list[int], mask: list[int]) -> list[list[int]]:
             runs[-1].append(token)
         previous = flag
     return runs
-
-
-def _legacy_parts(conversation: Conversation) -> list[tuple[str, int]]:
-    """Return (text, weight) pieces: a header line, the text, a newline for each message."""
-    parts: list[tuple[str, int]] = []
-    if conversation.tools is not None:
-        parts += [("<|system|>\n", 0), (_compact(conversation.tools) + "\n", 0)]
-    for message in conversation.messages:
-        weight = int(message["role"] == "assistant")
-        parts += [(f"<|{message['role']}|>\n", 0), (_legacy_text(message) + "\n", weight)]
-    return parts
-
-
-def _legacy_text(message: Message) -> str:
-    text: str = message["content"]
-    if "tool_calls" in message:
-        text += "<|tool_calls|>" + _compact(message["tool_calls"])
-    return text
-
-
-def _compact(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _squeeze(text: str) -> str:

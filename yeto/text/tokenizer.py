@@ -1,4 +1,4 @@
-"""The tokenizer of a run: the model's own, with the chat template the user chose."""
+"""The tokenizer of a run: the model's own, with the chat template that the rows are written by."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from transformers import AutoTokenizer
 
 from yeto.errors import ConfigError
 from yeto.text.config import TextConfig
+from yeto.text.legacy import LEGACY_TEMPLATE
 from yeto.tuning.hub import cause_of
 from yeto.tuning.identity import fetched_commit
 
 
 def load_tokenizer(config: TextConfig) -> Any:
-    """Load the model's tokenizer; ``--chat-template`` replaces its template.
+    """Load the model's tokenizer; ``--chat-template`` or the legacy format replaces its template.
+
+    It is saved beside what is trained, which has to be prompted as it was trained.
 
     Raises:
         ConfigError: there is no such ``--model``, its tokenizer does not load, or the template is no text.
@@ -32,7 +35,9 @@ def load_tokenizer(config: TextConfig) -> Any:
         raise ConfigError(
             f"--model {config.model}: its tokenizer does not load: {cause_of(error)}"
         ) from error
-    if config.chat_template is not None:
+    if config.assistant_mask_mode == "legacy":
+        tokenizer.chat_template = LEGACY_TEMPLATE
+    elif config.chat_template is not None:
         try:
             tokenizer.chat_template = Path(config.chat_template).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:

@@ -27,7 +27,9 @@ def parse(*words, syncer="10.0.0.1:29400"):
 def test_the_defaults_are_those_of_the_objects():
     flags = parse()
     learner, text = flags.learner_config(), flags.text_config()
-    diffusion = parse("--task", "diffusion").task_config()
+    of_diffusion = parse("--task", "diffusion")
+    diffusion = of_diffusion.task_config()
+    assert of_diffusion.learner_config().unit == "samples"
     for config, given in (
         (learner, {"syncer", "output_dir"}),
         (text, {"model", "data"}),

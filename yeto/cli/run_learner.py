@@ -210,6 +210,7 @@ class LearnerFlags(TaskFlags):
             merge_alpha=self.merge_alpha,
             q4_error_feedback=self.q4_error_feedback,
             budget_steps=self.learner_budget_steps,
+            unit="samples" if self.task == "diffusion" else "tokens",
             inner_lr=self.inner_lr,
             weight_decay=self.weight_decay,
             warmup_steps=self.warmup_steps,

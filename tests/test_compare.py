@@ -258,7 +258,6 @@ def test_the_logs_of_all_learners_are_one_training(tmp_path):
     assert (trained.tokens, trained.targets, trained.seconds) == (256, (30, 30), 3.0)
     assert trained.curve == ((128, pytest.approx(2.0)), (256, pytest.approx(8 / 3)))
     assert trained.in_flight_steps == 1.5
-    assert trained.density == 60 / 256
 
 
 def test_what_a_tape_says_is_counted_up_to_the_cut_off(fixtures):

@@ -29,15 +29,15 @@ TINY_UNET = {
     "layers_per_block": 1,
 }
 MANNERS = {
-    "sd": Manner(layout="plain", time="steps", answer="same"),
-    "sdxl": Manner(layout="plain", time="steps", answer="same"),
-    "sd3": Manner(layout="plain", time="steps", answer="same"),
-    "flux": Manner(layout="packed", time="fraction", answer="same"),
-    "wan": Manner(layout="frame", time="steps", answer="same"),
-    "pixart": Manner(layout="plain", time="steps", answer="first half"),
-    "lumina2": Manner(layout="plain", time="rest", answer="negated"),
-    "auraflow": Manner(layout="plain", time="fraction", answer="same"),
-    "qwen-image": Manner(layout="packed", time="fraction", answer="same"),
+    "sd": Manner(latents="plain", time="steps", answer="same"),
+    "sdxl": Manner(latents="plain", time="steps", answer="same"),
+    "sd3": Manner(latents="plain", time="steps", answer="same"),
+    "flux": Manner(latents="packed", time="fraction", answer="same"),
+    "wan": Manner(latents="frame", time="steps", answer="same"),
+    "pixart": Manner(latents="plain", time="steps", answer="first half"),
+    "lumina2": Manner(latents="plain", time="rest", answer="negated"),
+    "auraflow": Manner(latents="plain", time="fraction", answer="same"),
+    "qwen-image": Manner(latents="packed", time="fraction", answer="same"),
 }
 
 
@@ -131,9 +131,9 @@ def test_a_prediction_is_what_the_sampling_pipeline_computes(name, folder):
     parts = []
     for told, timestep, sample in sampled.steps:
         latents, wanted = sample, told
-        if manner.layout == "frame":
+        if manner.latents == "frame":
             latents, wanted = sample.squeeze(2), told.squeeze(2)
-        elif manner.layout == "packed":
+        elif manner.latents == "packed":
             latents, wanted = (unpacked(pipeline, one, latent_side) for one in (sample, told))
         part = denoising.part_at(timestep)
         parts.append(part)

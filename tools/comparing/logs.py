@@ -31,11 +31,6 @@ class Trained:
     in_flight_steps: float | None
     """Median steps that a learner takes between a push and the merge of it; None without a merge."""
 
-    @property
-    def density(self) -> float:
-        """Share of the raw tokens that carry loss."""
-        return sum(self.targets) / self.tokens
-
 
 def read_logs(paths: Sequence[Path]) -> Trained:
     """Return what the logs of all learners of a run say together.

@@ -9,7 +9,7 @@ training.
 Three things are measured once, when a pipeline is loaded, and refused if they come out as nothing that is
 known:
 
-* the layout: latents as they are, as a video of one frame, or packed by the pipeline's ``_pack_latents``,
+* the latents: as they are, as a video of one frame, or packed by the pipeline's ``_pack_latents``,
   which is a reordering and is learned by giving it numbers in order;
 * the time: as the scheduler counts it, as a fraction of its steps, or as what is left of that;
 * the answer: as it is, with its sign turned, or its first half (the rest being a variance).
@@ -44,7 +44,7 @@ _TOLERANCE: Final = 1e-2
 class Manner:
     """What was measured of a pipeline."""
 
-    layout: str
+    latents: str
     """``plain``, ``frame`` or ``packed``."""
     time: str
     """``steps``, ``fraction`` or ``rest``."""
@@ -129,12 +129,12 @@ class Denoising:
         shape = (channels, height, width)
         manner = self._measured(shape, conditioning)
         call = self.asking.call(shape, conditioning)
-        if self._layout_of(call, shape, len(conditioning)) != manner.layout:
+        if self._form_of(call, shape, len(conditioning)) != manner.latents:
             raise NotTaken(f"latents of {' x '.join(map(str, shape))} are laid out like no others")
         latents = latents.to(self._device)
-        if manner.layout == "frame":
+        if manner.latents == "frame":
             latents = latents.unsqueeze(2)
-        elif manner.layout == "packed":
+        elif manner.latents == "packed":
             latents = self._packed(latents)
         times = _told(timesteps.to(self._device), manner, self.schedule.train_steps)
         with compute_in(self._dtype, self._device):
@@ -144,12 +144,12 @@ class Denoising:
     def _measured(self, shape: LatentShape, conditioning: Sequence[Conditioning]) -> Manner:
         if self._manner is None:
             call = self.asking.call(shape, conditioning)
-            layout = self._layout_of(call, shape, len(conditioning))
+            latents = self._form_of(call, shape, len(conditioning))
             time = self._time_of(float(call.time.flatten()[0]))
-            self._manner = Manner(layout=layout, time=time, answer=self._answer_to(shape, conditioning))
+            self._manner = Manner(latents=latents, time=time, answer=self._answer_to(shape, conditioning))
         return self._manner
 
-    def _layout_of(self, call: Call, shape: LatentShape, samples: int) -> str:
+    def _form_of(self, call: Call, shape: LatentShape, samples: int) -> str:
         """Return how latents of a shape reach the denoiser; others than the pipeline's own would not fit."""
         asked = call.latents.shape
         if asked == (samples, *shape):
@@ -218,7 +218,7 @@ class Denoising:
         """Return an answer in the latents' shape, as the scheduler would be told it."""
         if manner.answer == "first half":
             answer = answer.chunk(2, dim=1)[0]
-        if manner.layout == "packed":
+        if manner.latents == "packed":
             flat = answer.flatten(1)
             answer = torch.zeros_like(flat).index_copy(1, self._order(shape), flat)
         answer = answer.reshape(-1, *shape)

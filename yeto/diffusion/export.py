@@ -21,7 +21,7 @@ from torch import Tensor
 
 from yeto.diffusion.adapter_files import how_to_load, tensors_of, write_adapter
 from yeto.diffusion.export_merged import DTYPES, verify_merged, write_merged
-from yeto.diffusion.export_plan import DiffusionFlags, DiffusionPlan, plan_export
+from yeto.diffusion.export_plan import DiffusionPlan, plan_export
 from yeto.diffusion.export_verify import Verified, verify_adapters
 from yeto.diffusion.model import adapted_shapes
 from yeto.errors import CheckpointError, ConfigError
@@ -29,7 +29,7 @@ from yeto.state import StoredCheckpoint, open_checkpoint
 from yeto.tuning.export_facts import write_facts
 from yeto.tuning.export_fill import fill, warnings_of
 from yeto.tuning.export_lookahead import CHOICES, fate_of
-from yeto.tuning.export_manifest import named_layout, require_sizes, shapes_of
+from yeto.tuning.export_manifest import ExportFlags, named_layout, require_sizes, shapes_of
 from yeto.tuning.export_place import free_place
 from yeto.tuning.placing import made_aside, put_in_place
 from yeto.tuning.settings import require_choice
@@ -109,7 +109,7 @@ def export(
     stored = open_checkpoint(checkpoint)
     for notice in stored.notices:
         say(f"note: {notice}")
-    flags = DiffusionFlags(
+    flags = ExportFlags(
         model=model,
         model_revision=model_revision,
         trust_remote_code=trust_remote_code,

@@ -17,6 +17,7 @@ from yeto.diffusion.pipeline import DENOISERS, Found, find_pipeline
 from yeto.errors import CheckpointError
 from yeto.state import Checkpoint
 from yeto.tuning.export_manifest import (
+    ExportFlags,
     base_model,
     manifest_of,
     require_agreement,
@@ -27,18 +28,6 @@ from yeto.tuning.identity import ModelIdentity
 from yeto.wire import Layout
 
 SETTINGS: Final = ("lora_r", "lora_alpha", "lora_targets")
-
-
-@frozen(kw_only=True)
-class DiffusionFlags:
-    """What the caller said; None where the checkpoint is to say it."""
-
-    model: str | None = None
-    model_revision: str | None = None
-    trust_remote_code: bool = False
-    lora_r: int | None = None
-    lora_alpha: int | None = None
-    lora_targets: str | None = None
 
 
 @frozen(kw_only=True)
@@ -62,7 +51,7 @@ class DiffusionPlan:
     """None where the pipeline must say what the tensors are called."""
 
 
-def plan_export(checkpoint: Checkpoint, flags: DiffusionFlags, say: Callable[[str], None]) -> DiffusionPlan:
+def plan_export(checkpoint: Checkpoint, flags: ExportFlags, say: Callable[[str], None]) -> DiffusionPlan:
     """Bring what a checkpoint says, its values apart, and the caller's flags together.
 
     Raises:

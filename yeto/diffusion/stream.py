@@ -1,8 +1,8 @@
 """Rows, for ever, in batches of one shape: shards, epochs, a bounded shuffle, and a position to come back to.
 
 A process reads its share of the rows (:mod:`yeto.tuning.share`) in windows of a bounded number of rows. The
-rows of a window are permuted and put into buckets of equal shape; a full bucket is a batch, and what is left
-at the end of a window is batches that are not full. So
+rows of a window are permuted and put together by their shape, and what is left of a shape at the end of a
+window is a batch that is not full. So
 
 * every row of the share comes once in an epoch, whatever the shapes are: a shape that only one row has gives
   a batch of one, and the loss, a sum over elements, weighs it rightly;
@@ -142,9 +142,9 @@ def _batches(rows: Sequence[PlannedRow], size: int) -> list[list[PlannedRow]]:
     batches: list[list[PlannedRow]] = []
     filling: dict[Shape, list[PlannedRow]] = {}
     for row in rows:
-        bucket = filling.setdefault(row.shape, [])
-        bucket.append(row)
-        if len(bucket) == size:
+        batch = filling.setdefault(row.shape, [])
+        batch.append(row)
+        if len(batch) == size:
             batches.append(filling.pop(row.shape))
     return [*batches, *filling.values()]
 

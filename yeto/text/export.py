@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 
 from yeto.errors import CheckpointError, ConfigError
 from yeto.state import StoredCheckpoint, open_checkpoint
-from yeto.text.export_plan import ExportFlags, ExportPlan, plan_export
+from yeto.text.export_plan import ExportPlan, plan_export
 from yeto.text.export_verify import Verified, verify_adapter, verify_model
 from yeto.text.lora import add_adapter, find_targets, quiet, save_adapter
 from yeto.text.model import load_base
@@ -27,7 +27,7 @@ from yeto.text.tokenizer import load_tokenizer
 from yeto.tuning.export_facts import write_facts
 from yeto.tuning.export_fill import fill, warnings_of
 from yeto.tuning.export_lookahead import CHOICES, Fate, fate_of
-from yeto.tuning.export_manifest import named_layout
+from yeto.tuning.export_manifest import ExportFlags, named_layout
 from yeto.tuning.export_place import free_place
 from yeto.tuning.lora import canonical_name
 from yeto.tuning.placing import made_aside, put_in_place

@@ -13,24 +13,17 @@ from attrs import field, frozen
 from yeto.errors import CheckpointError, ConfigError
 from yeto.state import Checkpoint
 from yeto.text.config import TextConfig
-from yeto.tuning.export_manifest import base_model, manifest_of, require_agreement, require_lora_settings
+from yeto.tuning.export_manifest import (
+    ExportFlags,
+    base_model,
+    manifest_of,
+    require_agreement,
+    require_lora_settings,
+)
 from yeto.tuning.identity import ModelIdentity, identify
 from yeto.wire import Layout
 
 SETTINGS = ("tuning", "lora_r", "lora_alpha", "lora_targets")
-
-
-@frozen(kw_only=True)
-class ExportFlags:
-    """What the caller said; None where the checkpoint is to say it."""
-
-    model: str | None = None
-    model_revision: str | None = None
-    trust_remote_code: bool = False
-    tuning: str | None = None
-    lora_r: int | None = None
-    lora_alpha: int | None = None
-    lora_targets: str | None = None
 
 
 @frozen(kw_only=True)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any, Final, Protocol
 
+from attrs import frozen
+
 from yeto.errors import CheckpointError, ConfigError, ProtocolError
 from yeto.layout import build_layout
 from yeto.state import Checkpoint, StoredCheckpoint
@@ -20,6 +22,19 @@ from yeto.wire import Layout, MergeMode, TrainingManifest, layout_fingerprint
 
 COMMANDS: Final = {"text": "yeto-export", "diffusion": "yeto-diffusion-export"}
 """Which command exports the checkpoints of which task."""
+
+
+@frozen(kw_only=True)
+class ExportFlags:
+    """What the caller of an export said; None where the checkpoint is to say it."""
+
+    model: str | None = None
+    model_revision: str | None = None
+    trust_remote_code: bool = False
+    tuning: str | None = None
+    lora_r: int | None = None
+    lora_alpha: int | None = None
+    lora_targets: str | None = None
 
 
 class Identify(Protocol):

@@ -24,7 +24,6 @@ from yeto.diffusion import adapter_files
 from yeto.diffusion import export as export_module
 from yeto.diffusion.export import export
 from yeto.errors import CheckpointError, ConfigError
-from yeto.layout import tensor_slices
 from yeto.state import read_checkpoint
 from yeto.wire import TrainingManifest
 
@@ -238,7 +237,7 @@ def test_the_look_ahead_is_removed_unless_it_is_kept(sd, checkpoint, out, tmp_pa
     found = written(out, "unet")
     for part, fragment, factor in zip(layout.fragments, stored.fragments, (0.63, 0.0, 0.25), strict=True):
         values = fragment.params + torch.tensor(factor, dtype=torch.float32) * fragment.momentum
-        for piece in tensor_slices(part):
+        for piece in part.slices():
             expected = values[piece.start : piece.stop].reshape(piece.tensor.shape)
             assert torch.equal(found[piece.tensor.name], expected)
     assert export(checkpoint, sd, tmp_path / "kept", verify=False, lookahead="keep").lookahead == "kept"

@@ -2,7 +2,7 @@
 
 import torch
 
-from yeto.layout import build_layout, tensor_slices
+from yeto.layout import build_layout
 from yeto.state import Checkpoint, FragmentVersion, LedgerEntry, write_checkpoint
 from yeto.state.manifest import version_at
 from yeto.wire import TrainingManifest, digest, layout_fingerprint
@@ -35,7 +35,7 @@ def write_made(
     fragments = []
     for place, part in enumerate(layout.fragments):
         params = torch.zeros(part.numel)
-        for piece in tensor_slices(part):
+        for piece in part.slices():
             params[piece.start : piece.stop] = tensors[piece.tensor.name].flatten()
         momentum = momentum_noise * torch.randn(part.numel, generator=generator)
         fragments.append(

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from yeto.errors import ConfigError
-from yeto.layout import build_layout, embedding_advice, is_embedding, layer_index, tensor_slices
+from yeto.layout import build_layout, embedding_advice, is_embedding, layer_index
 from yeto.wire import HelloLayout, MergeMode, layout_fingerprint
 
 REPEATABLE = settings(derandomize=True, deadline=None, max_examples=60)
@@ -258,14 +258,14 @@ def test_no_advice_without_embeddings_or_without_others():
     assert embedding_advice(build_layout({"embed.weight": (900,)})) is None
 
 
-# ---------------------------------------------------------------------- offsets
+# ---------------------------------------------------------------------- slices
 
 
 @REPEATABLE
 @given(models, settings_of_a_layout)
 def test_slices_cover_a_fragment_once_in_order(shapes, chosen):
     for fragment in build_layout(shapes, **chosen).fragments:
-        slices = tensor_slices(fragment)
+        slices = fragment.slices()
         assert [piece.tensor for piece in slices] == list(fragment.tensors)
         assert [piece.start for piece in slices] == [0, *(piece.stop for piece in slices[:-1])]
         assert slices[-1].stop == fragment.numel

@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from syncer_runs import make_config, running
 from transformers import AutoModelForCausalLM
 
-from yeto.layout import tensor_slices
 from yeto.learner.app import Learner
 from yeto.learner.progress import Progress
 from yeto.state import read_checkpoint
@@ -94,7 +93,7 @@ def merged_by_name(checkpoint, lookahead):
     tensors = {}
     for layout, fragment in zip(named.fragments, checkpoint.fragments, strict=True):
         values = fragment.params + torch.tensor(lookahead) * fragment.momentum
-        for piece in tensor_slices(layout):
+        for piece in layout.slices():
             tensors[piece.tensor.name] = values[piece.start : piece.stop].reshape(piece.tensor.shape)
     return tensors
 

@@ -8,7 +8,6 @@ from safetensors.torch import load_file
 from text_checkpoints import NUM_FRAGMENTS, make_checkpoint
 
 from yeto.errors import CheckpointError, ConfigError
-from yeto.layout import tensor_slices
 from yeto.state import read_checkpoint
 from yeto.text.export import export
 from yeto.wire import TrainingManifest
@@ -33,7 +32,7 @@ def moved_back(checkpoint, times):
     tensors = {}
     for part, fragment, factor in zip(layout.fragments, stored.fragments, times, strict=True):
         values = fragment.params + torch.tensor(factor, dtype=torch.float32) * fragment.momentum
-        for piece in tensor_slices(part):
+        for piece in part.slices():
             tensors[piece.tensor.name] = values[piece.start : piece.stop].reshape(piece.tensor.shape)
     return tensors
 

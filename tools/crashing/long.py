@@ -23,7 +23,6 @@ from safetensors.numpy import load_file
 from crashing.judge import Story, tell
 from crashing.scene import LEARNERS, Outcome, Scene
 from yeto.cli.run_syncer import SyncerFlags
-from yeto.layout import tensor_slices
 from yeto.state import read_checkpoint
 from yeto.wire import TrainingManifest
 from yeto.wire.digest import digest
@@ -150,7 +149,7 @@ class RealScene(LongScene):
         assert story is not None
         for fragment, part in enumerate(layout.fragments):
             params = np.empty(part.numel, dtype="<f4")
-            for piece in tensor_slices(part):
+            for piece in part.slices():
                 params[piece.start : piece.stop] = tensors.pop(piece.tensor.name).ravel()
             last = max(step for step, merge in story.commits.items() if merge["fragment"] == fragment)
             if digest(params) != story.commits[last]["params_digest"]:

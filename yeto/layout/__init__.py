@@ -2,15 +2,12 @@
 
 from yeto.layout.build import build_layout, embedding_advice
 from yeto.layout.names import check_wrapped_names, is_embedding, layer_index, strip_wrappers
-from yeto.layout.offsets import TensorSlice, tensor_slices
 
 __all__ = [
-    "TensorSlice",
     "build_layout",
     "check_wrapped_names",
     "embedding_advice",
     "is_embedding",
     "layer_index",
     "strip_wrappers",
-    "tensor_slices",
 ]

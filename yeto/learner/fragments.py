@@ -60,7 +60,8 @@ class LiveFragments:
     def __init__(self, layout: Layout, parameters: Mapping[str, nn.Parameter]) -> None:
         """Bind every tensor of ``layout`` to the parameter of its name."""
         self._fragments = [
-            [parameters[spec.name] for spec in fragment.tensors] for fragment in layout.fragments
+            [(piece, parameters[piece.tensor.name]) for piece in fragment.slices()]
+            for fragment in layout.fragments
         ]
         self._numels = [fragment.numel for fragment in layout.fragments]
         self.is_sharded = is_sharded(parameters.values())
@@ -76,11 +77,8 @@ class LiveFragments:
         """Copy the local weights of a fragment to the host."""
         on_cuda = self.device.type == "cuda"
         host = torch.empty(self._numels[fragment], dtype=torch.float32, pin_memory=on_cuda)
-        offset = 0
-        for parameter in self._fragments[fragment]:
-            end = offset + parameter.numel()
-            host[offset:end].copy_(whole(parameter).reshape(-1), non_blocking=on_cuda)
-            offset = end
+        for piece, parameter in self._fragments[fragment]:
+            host[piece.start : piece.stop].copy_(whole(parameter).reshape(-1), non_blocking=on_cuda)
         if not on_cuda:
             return Snapshot(values=host, arrived=_already)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -90,7 +88,7 @@ class LiveFragments:
 
     def contribute(self, fragment: int) -> None:
         """Give this rank's part of the snapshot that another rank takes."""
-        for parameter in self._fragments[fragment]:
+        for _, parameter in self._fragments[fragment]:
             whole(parameter)
 
     def blend(self, fragment: int, received: Values | torch.Tensor, alpha: float) -> None:
@@ -127,12 +125,9 @@ class LiveFragments:
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield what this rank holds of each tensor, with its part of ``values`` on the same device."""
         source = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
-        offset = 0
-        for parameter in self._fragments[fragment]:
-            end = offset + parameter.numel()
-            part = own_part(parameter, source[offset:end].view(parameter.shape))
+        for piece, parameter in self._fragments[fragment]:
+            part = own_part(parameter, source[piece.start : piece.stop].view(parameter.shape))
             yield own(parameter), part.to(parameter.device)
-            offset = end
 
 
 def is_finite(values: Values) -> bool:

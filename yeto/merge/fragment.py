@@ -298,12 +298,11 @@ def _facts_of(
 
 def _isotropic(out: Tensor, layout: FragmentLayout, averaged: Sequence[Reduced]) -> list[Reduced]:
     """Replace each averaged matrix by its isotropic merge, in place."""
-    reduced, start = [], 0
-    for tensor, result in zip(layout.tensors, averaged, strict=True):
-        target = out[start : start + tensor.numel]
-        start += tensor.numel
-        if len(tensor.shape) == 2:
-            target.copy_(isotropic(target.view(tensor.shape)).view(-1))
+    reduced = []
+    for piece, result in zip(layout.slices(), averaged, strict=True):
+        target, shape = out[piece.start : piece.stop], piece.tensor.shape
+        if len(shape) == 2:
+            target.copy_(isotropic(target.view(shape)).view(-1))
             result = Reduced(1.0, product_sums(target, target).norm ** 2)
         reduced.append(result)
     return reduced

@@ -44,10 +44,9 @@ class MatrixMerge:
         )
         self._threads = threads
         self._elements = empty_floats(layout.numel)
-        self._views, start = [], 0
-        for tensor in layout.tensors:
-            self._views.append(self._elements[start : start + tensor.numel].view(tensor.shape))
-            start += tensor.numel
+        self._views = [
+            self._elements[piece.start : piece.stop].view(piece.tensor.shape) for piece in layout.slices()
+        ]
         self._reduced: list[Reduced | None] = [None] * len(layout.tensors)
 
     @property

@@ -208,14 +208,11 @@ def _execute_iso(work: Work, base: FragmentVersion, merged: MergedGradient) -> O
 
 def _largest_error(layout: FragmentLayout, computed: Tensor, recorded: Tensor) -> float:
     """Return the largest relative error of any tensor, by norms in f64; infinite beside a zero tensor."""
-    largest, start = 0.0, 0
-    for tensor in layout.tensors:
-        stop = start + tensor.numel
-        right = recorded[start:stop].double()
-        error = float(torch.linalg.vector_norm(computed[start:stop].double() - right))
-        norm = float(torch.linalg.vector_norm(right))
+    largest = 0.0
+    for piece in layout.slices():
+        left, right = (whole[piece.start : piece.stop].double() for whole in (computed, recorded))
+        error, norm = float(torch.linalg.vector_norm(left - right)), float(torch.linalg.vector_norm(right))
         largest = max(largest, error / norm if norm else (float("inf") if error else 0.0))
-        start = stop
     return largest
 
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from yeto.errors import CheckpointError
-from yeto.layout import tensor_slices
 from yeto.state import StoredCheckpoint, open_checkpoint
 from yeto.state.digested import IncompleteCheckpoint
 from yeto.state.manifest import FRESH_LOOKS_MAX
@@ -89,7 +88,7 @@ def _fill(tensors: Mapping[str, Tensor], layout: Layout, stored: StoredCheckpoin
 
 def _fill_one(tensors: Mapping[str, Tensor], part: FragmentLayout, values: Tensor) -> bool:
     learned = False
-    for piece in tensor_slices(part):
+    for piece in part.slices():
         name, value = piece.tensor.name, values[piece.start : piece.stop]
         tensors[name].copy_(value.reshape(piece.tensor.shape))
         learned |= begins_at_zero(name) and bool(value.any())

@@ -1,7 +1,8 @@
 """The layout: which named tensors make up which fragment, in which order, and how they are merged.
 
-Both ends hold the same layout or refuse each other: its fingerprint goes into every HELLO. On the wire a
-fragment is its tensors, flattened and concatenated in this order.
+Both ends hold the same layout or refuse each other: its fingerprint goes into every HELLO. On the wire, in
+the store and in a checkpoint a fragment is one vector: its tensors, flattened row by row and laid end to end
+in this order.
 """
 
 from __future__ import annotations
@@ -35,6 +36,15 @@ class TensorSpec:
 
 
 @frozen(kw_only=True)
+class TensorSlice:
+    """One tensor's elements in its fragment's vector: ``start`` up to, not including, ``stop``."""
+
+    tensor: TensorSpec
+    start: int
+    stop: int
+
+
+@frozen(kw_only=True)
 class FragmentLayout:
     """The tensors of one fragment, in wire order."""
 
@@ -45,6 +55,16 @@ class FragmentLayout:
     def numel(self) -> int:
         """Number of elements of the whole fragment."""
         return sum(tensor.numel for tensor in self.tensors)
+
+    def slices(self) -> tuple[TensorSlice, ...]:
+        """Return where each tensor lies in the vector; together they cover it once and in order."""
+        slices = []
+        start = 0
+        for tensor in self.tensors:
+            stop = start + tensor.numel
+            slices.append(TensorSlice(tensor=tensor, start=start, stop=stop))
+            start = stop
+        return tuple(slices)
 
 
 @frozen(kw_only=True)

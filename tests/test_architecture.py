@@ -1,5 +1,6 @@
 """The rules between the packages, read from the source and from a real interpreter's sys.modules."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +120,17 @@ def test_syncer_needs_no_model_library():
     loaded = loaded_by("import yeto.syncer.app, yeto.cli.run_syncer")
     assert "trio" in loaded
     assert not loaded & {"transformers", "peft", "datasets", "diffusers"}
+
+
+def test_nothing_is_read_in_a_format_that_can_run_code():
+    """What comes from a disk or a peer may be anybody's; the libraries that read models refuse such files."""
+    runs_code = re.compile(
+        r"\b(torch|joblib|np|numpy)\.load\(|allow_pickle|weights_only=False|yaml\.(unsafe_)?load\("
+    )
+    for path in PACKAGE.rglob("*.py"):
+        modules = {module.split(".")[0] for _, module in imports(path)}
+        assert not modules & {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}, path
+        assert not runs_code.search(path.read_text(encoding="utf-8")), path
 
 
 HEAVY = {"trio", "torch", "transformers", "peft", "diffusers", "datasets", "numba", "numpy", "matplotlib"}

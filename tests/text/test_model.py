@@ -170,6 +170,21 @@ def test_training_randomness_is_root_plus_learner_plus_rank(config):
     assert draw(learner_id=1, num_learners=2, rank=1, num_ranks=2) == draw(rank=3, num_ranks=4)
 
 
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_a_model_that_would_run_code_is_refused(config, fixtures, tmp_path, is_zip):
+    class Bomb:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "ran",))
+
+    folder = shutil.copytree(fixtures / "tiny-llama", tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    weights = {"model.embed_tokens.weight": Bomb()}
+    torch.save(weights, folder / "pytorch_model.bin", _use_new_zipfile_serialization=is_zip)
+    with pytest.raises(ConfigError, match="does not load as a language model"):
+        load_model(evolve(config, model=str(folder)))
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize(("base_dtype", "frozen"), [("auto", torch.float32), ("bf16", torch.bfloat16)])
 def test_what_is_trained_is_float32_whatever_the_base_is(config, base_dtype, frozen):
     loaded = load_model(evolve(config, base_dtype=base_dtype))

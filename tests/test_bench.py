@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -170,6 +171,21 @@ def bench(monkeypatch, tmp_path, capsys):
         return capsys.readouterr().out
 
     return run
+
+
+def test_wrong_usage_is_one_line(bench, monkeypatch, capsys):
+    from benchmarks.__main__ import main
+
+    monkeypatch.setattr(sys, "argv", ["bench", "core", "--repeets", "3"])
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 2
+    said = "tools/bench: --repeets: there is no such flag; did you mean --repeats? (see tools/bench --help)\n"
+    assert capsys.readouterr().err == said
 
 
 REPEATS = dict.fromkeys(("checkpoint", "data", "http", "learner", "merge", "peers", "svd", "wire"), 1)

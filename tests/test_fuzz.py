@@ -141,3 +141,22 @@ def test_libfuzzer_prints_what_was_done(tmp_path, capsys, monkeypatch):
     assert tool.main(words) == 0
     assert "engine atheris" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--seconds", "-1"], "tools/fuzz: error: --seconds -1: must be finite and above 0"),
+        (["--seconds", "nan"], "tools/fuzz: error: --seconds nan: must be finite and above 0"),
+    ],
+)
+def test_wrong_usage_is_refused(words, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        tool.main(words)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1] == said
+
+
+def test_an_input_that_is_not_there_is_named():
+    with pytest.raises(SystemExit, match="tools/fuzz: --replay none: No such file or directory"):
+        tool.main(["--target", "hello", "--replay", "none"])

@@ -12,9 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter, validators
+from cyclopts import CycloptsError, Parameter, validators
 
 from benchmarks.figures import Report, as_json, machine, print_machine, print_table
+from yeto.cli.help import house_app
+from yeto.cli.usage import refused
 from yeto.wire.frames import WAN_STREAMS_MAX
 
 HELP = """Measure how fast Yeto's parts are, each beside a limit or a bare peer
@@ -23,9 +25,9 @@ that is measured in the same run, in turn with it.
 A figure is the median of several samples, a ratio the median of the ratios
 of neighbours. docs/BENCHMARKS.md says what each means and what it should be.
 
-tools/bench core            one part, at its usual size
-tools/bench merge --quick   small sizes, a few seconds; the figures mean little
-tools/bench all --json      every part, for a program to read
+    tools/bench core            one part, at its usual size
+    tools/bench merge --quick   small sizes, a few seconds; the figures mean little
+    tools/bench all --json      every part, for a program to read
 """
 
 AT_LEAST_ONE = validators.Number(gte=1)
@@ -43,7 +45,7 @@ Folder = Annotated[Path, Parameter(help="Where to write: a folder on the disk to
 
 MIB = 1 << 20
 
-app = App(name="tools/bench", help=HELP, help_format="plaintext", version_flags=[])
+app = house_app("tools/bench", help=HELP, version_flags=[], help_epilogue=None)
 
 
 def _pick(chosen: int | None, quick: bool, small: int, usual: int) -> int:
@@ -405,7 +407,10 @@ def all_command(*, quick: Quick = False, as_document: Json = False) -> None:
 def main() -> None:
     """Run the command; whoever ends it, by Ctrl-C or SIGTERM, ends the processes it started with it."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    app()
+    try:
+        app(sys.argv[1:], exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        sys.exit(refused("tools/bench", error))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import attrs
 import trio
 from attrs import frozen
 from breaking import until_interrupted
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import CycloptsError, Group, Parameter
 
 from comparing.campaign import Campaign, Run, plan
 from comparing.plots import AVAILABLE, draw
@@ -25,8 +25,10 @@ from comparing.results import Folder, replace_text, write_json
 from comparing.settings import LEARNER, SYNCER, Arm, chosen
 from comparing.summary import summarise
 from yeto import __version__
+from yeto.cli.help import house_app
 from yeto.cli.passing import flags_without
 from yeto.cli.run_learner import LearnerFlags
+from yeto.cli.usage import refuse_what_would_be_changed, refused
 from yeto.errors import EXIT_INTERRUPTED, ConfigError, YetoError
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -225,13 +227,13 @@ def _write(folder: Folder, config: dict[str, Any], arms: Sequence[Arm], campaign
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    app = App(name="tools/compare_diloco.py", help=HELP, help_format="plaintext", version_flags=[])
+    app = house_app("tools/compare_diloco.py", help=HELP, version_flags=[], help_epilogue=None)
     app.default(compare_command)
+    app.config = [refuse_what_would_be_changed]
     try:
         result = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        print(f"compare_diloco: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return refused("tools/compare_diloco.py", error)
     except YetoError as error:
         print(f"compare_diloco: {error}", file=sys.stderr)
         return error.exit_code

@@ -16,6 +16,7 @@ import argparse
 import hashlib
 import importlib.util
 import logging
+import math
 import random
 import re
 import subprocess
@@ -127,7 +128,11 @@ def grow(row: Row) -> int:
 
 def replay(name: str, path: Path) -> int:
     """Try one input; its exception comes out as it is."""
-    TARGETS[name](path.read_bytes())
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise SystemExit(f"tools/fuzz: --replay {path}: {error.strerror}") from None
+    TARGETS[name](data)
     console.print(f"{path}: {name} takes it as it should")
     return 0
 
@@ -149,6 +154,8 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--replay", type=Path, metavar="FILE", help="try this input and nothing else")
     chosen = parser.parse_args(words)
     names = chosen.target or list(TARGETS)
+    if not 0 < chosen.seconds < math.inf:
+        parser.error(f"--seconds {chosen.seconds:g}: must be finite and above 0")
     if chosen.replay is not None:
         if len(names) != 1:
             parser.error("--replay needs the --target of its file")

@@ -6,6 +6,7 @@ Values are looked at before they are converted: what cyclopts would make somethi
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import NoneType
@@ -18,6 +19,8 @@ from cyclopts.exceptions import (
     UnknownOptionError,
     UnusedCliTokensError,
 )
+
+from yeto.errors import ConfigError
 
 if TYPE_CHECKING:
     from cyclopts import App
@@ -56,6 +59,12 @@ def in_our_words(error: CycloptsError) -> str:
     return " ".join(str(error).split())
 
 
+def refused(program: str, error: CycloptsError) -> int:
+    """Say what was wrong with the command line of a program that is not ``yeto``; return its exit code."""
+    print(f"{program}: {in_our_words(error)} (see {program} --help)", file=sys.stderr)
+    return ConfigError.exit_code
+
+
 def refuse_what_would_be_changed(_: App, __: Sequence[str], arguments: ArgumentCollection) -> None:
     """Refuse 1.5 for a whole number, and a value without a letter; it goes among the sources of an app.
 
@@ -89,8 +98,11 @@ def _is_whole(text: str) -> bool:
 
 def _unknown(what: str, word: str, known: Sequence[str]) -> str:
     word = word.partition("=")[0]
-    near = difflib.get_close_matches(word, known, n=1) or [name for name in known if name.startswith(word)]
-    return f"{word}: there is no such {what}" + (f"; did you mean {near[0]}?" if near else "")
+    # Without the dashes, which are alike in all flags.
+    names = {name.lstrip("-"): name for name in known}
+    bare = word.lstrip("-")
+    near = difflib.get_close_matches(bare, names, n=1) or [name for name in names if name.startswith(bare)]
+    return f"{word}: there is no such {what}" + (f"; did you mean {names[near[0]]}?" if near else "")
 
 
 def _place(argument: Argument, token: Token) -> str:

@@ -6,7 +6,7 @@ import trio
 import trio.testing
 from link_helpers import SLICE, broadcast_head, inner_frame, lockstep_pair, memory_pair, push_head, read_frame
 
-from yeto.link import LinkClosed, LinkOverflow, Outbox, bulk_writer, write_control
+from yeto.link import LinkClosed, LinkOverflow, Outbox, write_bulk, write_control
 from yeto.link.outbox import STARTED_MAX, Control
 from yeto.wire.frames import MessageType, decode_header
 from yeto.wire.messages import BroadcastHeader, ChunkHeader, FinalFragmentHeader
@@ -275,7 +275,7 @@ class TestWriters:
         frame = bytearray()
         async with trio.open_nursery() as nursery:
             for index, (end, _) in enumerate(pairs):
-                nursery.start_soon(bulk_writer, end, outbox, index)
+                nursery.start_soon(write_bulk, end, outbox, index)
             put(outbox, 7, tensor=tensor)
             for index in (0, 1, 0):
                 kind, payload = await read_frame(pairs[index][1])
@@ -315,8 +315,8 @@ class TestWriters:
             return BroadcastHeader.decode(payload[ChunkHeader.BYTES + 13 :][:12]).version
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(bulk_writer, slow_end, slow, 0)
-            nursery.start_soon(bulk_writer, quick_end, quick, 0)
+            nursery.start_soon(write_bulk, slow_end, slow, 0)
+            nursery.start_soon(write_bulk, quick_end, quick, 0)
             for version in range(1, 8):
                 for outbox in (slow, quick):
                     assert put(outbox, version)

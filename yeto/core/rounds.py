@@ -10,7 +10,8 @@ most 60 seconds), a disconnected fleet a second, a slow one nothing. Of several 
 holds.
 
 While the session is stopping, or a learner's budget has closed it, nothing is retried: commits are strictly
-in order, so a discard takes every later round with it whose commit was not ordered.
+in order, so a discard takes every later round with it whose commit was not ordered. A round that comes to
+nothing too often ends the session, so how one ends early, and at all, is here, too.
 """
 
 from __future__ import annotations

@@ -175,8 +175,13 @@ def newest(held: Broadcast | None, arrived: Broadcast) -> Broadcast | None:
     if held is None or held.generation != arrived.generation or arrived.version > held.version:
         return arrived
     if arrived.version == held.version and arrived.digest != held.digest:
-        raise ProtocolError(
-            f"fragment {arrived.fragment}: version {arrived.version} came twice with different bytes; "
-            "two syncers answer at this address, or the syncer is broken"
-        )
+        raise came_twice(arrived)
     return None
+
+
+def came_twice(broadcast: Broadcast) -> ProtocolError:
+    """Return the error of a version that is another one than it was before, within a generation."""
+    return ProtocolError(
+        f"fragment {broadcast.fragment}: version {broadcast.version} came twice with different bytes; "
+        "two syncers answer at this address, or the syncer is broken"
+    )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from attrs import define, field, frozen
 
-from yeto.errors import ProtocolError
-from yeto.learner.exchanged import Broadcast, Pull, Residual, SentDelta, Taken, Values
+from yeto.learner.exchanged import Broadcast, Pull, Residual, SentDelta, Taken, Values, came_twice
 
 
 @frozen(kw_only=True, eq=False)
@@ -82,10 +81,7 @@ class Page:
             return Taken.ROLLED_BACK
         if broadcast.version < self.version:
             return Taken.IGNORED
-        raise ProtocolError(
-            f"fragment {broadcast.fragment}: version {broadcast.version} came twice with different bytes; "
-            "two syncers answer at this address, or the syncer is broken"
-        )
+        raise came_twice(broadcast)
 
     def saved(self, counted: tuple[int, int]) -> SavedFragment:
         """Return what is kept of this page, when so many steps and tokens are counted."""

@@ -10,7 +10,7 @@ from yeto.link.errors import LinkClosed, LinkOverflow, LinkRefused
 from yeto.link.framing import FrameStream, set_socket_options
 from yeto.link.group import Group, Places
 from yeto.link.inbox import Inbox, new_buffer, receive_bulk
-from yeto.link.outbox import Outbox, bulk_writer, write_control
+from yeto.link.outbox import Outbox, write_bulk, write_control
 from yeto.link.tls import TlsContext, TlsStream, accept_tls
 from yeto.link.tls_files import client_context, server_context
 from yeto.link.traffic import Traffic
@@ -31,12 +31,12 @@ __all__ = [
     "Traffic",
     "accept_tls",
     "backoff",
-    "bulk_writer",
     "client_context",
     "dial",
     "new_buffer",
     "receive_bulk",
     "server_context",
     "set_socket_options",
+    "write_bulk",
     "write_control",
 ]

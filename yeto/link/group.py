@@ -25,7 +25,7 @@ from yeto.errors import ProtocolError, YetoError
 from yeto.link.errors import LinkClosed
 from yeto.link.framing import FrameStream
 from yeto.link.inbox import Admit, Deliver, Inbox, receive_bulk
-from yeto.link.outbox import Outbox, bulk_writer, write_control
+from yeto.link.outbox import Outbox, write_bulk, write_control
 from yeto.link.traffic import Traffic
 from yeto.wire import legality
 from yeto.wire.frames import MessageType
@@ -185,8 +185,9 @@ class Group:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                for work in (self._read_control, self._write_control, self.outbox.failed):
-                    nursery.start_soon(self._guarded, nursery, work)
+                nursery.start_soon(self._guarded, nursery, self._read_control)
+                nursery.start_soon(self._guarded, nursery, write_control, self._control, self.outbox)
+                nursery.start_soon(self._guarded, nursery, self.outbox.failed)
                 if self._heartbeat is not None:
                     nursery.start_soon(self._guarded, nursery, self._beat, self._heartbeat)
                 if self._silence_seconds is not None:
@@ -227,10 +228,7 @@ class Group:
 
     def _start_data(self, nursery: trio.Nursery, index: int, stream: FrameStream) -> None:
         nursery.start_soon(self._guarded, nursery, receive_bulk, stream, self.inbox, self._places.data)
-        nursery.start_soon(self._guarded, nursery, bulk_writer, stream, self.outbox, index)
-
-    async def _write_control(self) -> None:
-        await write_control(self._control, self.outbox)
+        nursery.start_soon(self._guarded, nursery, write_bulk, stream, self.outbox, index)
 
     async def _read_control(self) -> None:
         while True:

@@ -297,7 +297,7 @@ async def write_control(stream: FrameStream, outbox: Outbox) -> None:
         await _write(stream, outbox, await outbox.take(control=True, stream=index))
 
 
-async def bulk_writer(stream: FrameStream, outbox: Outbox, index: int) -> None:
+async def write_bulk(stream: FrameStream, outbox: Outbox, index: int) -> None:
     """Write one data stream for as long as the group lives: one task for each.
 
     Args:

@@ -226,7 +226,7 @@ def run_main(tokens, capsys):
         ("YETO_ISO_WORKER_DEVICES", "cpu,cpu", "cpu is there twice"),
         ("YETO_ISO_BACKEND", "scalar", "--iso-backend scalar has no workers"),
         ("ISO_WORKER_PYTHON", "docker run image python3", SENTENCE),
-        ("ISO_WORKER_PYTHON", "", "--iso-worker-python: is empty"),
+        ("ISO_WORKER_PYTHON", "", "ISO_WORKER_PYTHON is empty"),
     ],
 )
 def test_the_environment_is_read_and_checked(monkeypatch, capsys, variable, value, words):

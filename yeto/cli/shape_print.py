@@ -117,11 +117,13 @@ def _say_plan(say: Any, plan: Plan, training: Training, prediction: Prediction |
         )
     if prediction is not None:
         one = prediction
+        whole = float(plan.cost) + one.egress_cost_per_hour
         say(
             f"simulated for {one.simulated_seconds / 3600:.1f} h on links of {LINK_MBPS:g} Mbit/s: goodput "
             f"{one.goodput:.1%}, uptime {one.uptime:.1%}, {one.merged_share:.1%} of the tokens merged, "
             f"{one.tokens_per_second:,.0f} tokens/s; egress {one.egress_gb_per_hour:,.2f} GB an hour, "
-            f"${one.egress_cost_per_hour:,.2f} at ${EGRESS_PRICE:.2f} a GB, which is not in the cost"
+            f"${one.egress_cost_per_hour:,.2f} at ${EGRESS_PRICE:.2f} a GB; with that, which "
+            f"is not in the cost, an hour is ${whole:,.2f}"
         )
         if not one.tokens_per_second:
             say("  nothing is trained by then: to exchange the whole model takes longer on such links")

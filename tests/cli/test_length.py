@@ -33,6 +33,9 @@ def test_epochs_are_those_of_the_rows(fixtures, capsys):
     tokens = tokens_of_rows(TextConfig(**rows))
     assert steps(epochs=30.0, **rows) == steps(token_budget=30 * tokens)
     assert steps(epochs=0.5, **rows) == steps(token_budget=-(-tokens // 2))
+    # Rows that are not dealt out are everybody's.
+    assert tokens_of_rows(TextConfig(**rows, num_learners=3)) == tokens
+    assert tokens_of_rows(TextConfig(**rows, num_learners=3, data_shard="off")) == 3 * tokens
 
 
 def test_without_an_amount_it_is_the_steps_that_are_given():

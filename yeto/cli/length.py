@@ -69,7 +69,7 @@ def steps_of_run(
 
 
 def tokens_of_rows(text: TextConfig) -> int:
-    """Count the tokens of all training rows, once, by tokenizing them.
+    """Count the tokens of all training rows, for all learners together, by tokenizing them once.
 
     Raises:
         YetoError: the rows or the tokenizer cannot be used.
@@ -81,4 +81,6 @@ def tokens_of_rows(text: TextConfig) -> int:
     assert text.data is not None, "there is something to train on"
     encoder = encoder_of(text, load_tokenizer(text))
     source = open_source(text.data, revision=text.data_revision)
-    return sum(len(row.ids) for row in encoder.each(source.rows(Cursor())))
+    tokens = sum(len(row.ids) for row in encoder.each(source.rows(Cursor())))
+    # Rows that are not dealt out are read by every learner.
+    return tokens * (text.num_learners if text.data_shard == "off" else 1)

@@ -664,9 +664,17 @@ def test_the_process_copies_until_it_is_told_to_stop_and_then_once_more(tmp_path
         (["--to=.", "--interval-s=0"], "--interval-s 0: must be above 0 and at most 86400"),
         (["--to=.", "--interval-s=nan"], "--interval-s nan: must be above 0"),
         (["--to=.", "--interval-s=1e300"], "--interval-s 1e+300: must be above 0"),
+        (["--to=.", "--interval-s=x"], "argument --interval-s: invalid float value: 'x' (see python -m"),
+        ([], "the following arguments are required: --to (see python -m yeto.fleet.mirror --help)"),
     ],
 )
 def test_wrong_usage(tmp_path, capsys, words, message):
     place = [f"--checkpoint={tmp_path / CHECKPOINT}", f"--event-tape={tmp_path / TAPE}"]
-    assert mirror.main(["push", *place, *words]) == 2
-    assert message in capsys.readouterr().err
+    try:
+        code = mirror.main(["push", *place, *words])
+    except SystemExit as ended:
+        code = ended.code
+    said = capsys.readouterr().err
+    assert (code, said.count("\n")) == (2, 1)
+    assert said.startswith("yeto: ")
+    assert message in said

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 from yeto.errors import EXIT_INTERRUPTED, ConfigError, YetoError
 from yeto.fleet.mirror_push import Pushed, Pusher, held_folder
@@ -46,17 +46,22 @@ PROG: Final = "python -m yeto.fleet.mirror"
 
 DESCRIPTION: Final = """Copy checkpoint and tape of a running syncer to a store, and bring them back.
 
-push copies whatever is new, again and again, until SIGTERM or Ctrl-C; then once more, and ends. restore
-brings the newest complete copy back where there is no checkpoint; with nothing to restore it says so and
-exits with 0, so that a machine that starts can always call it first.
+push copies whatever is new, again and again, until SIGTERM or Ctrl-C; then
+once more, and ends. restore brings the newest complete copy back where there is
+no checkpoint; with nothing to restore it says so and exits with 0, so that a
+machine that starts can always call it first.
 """
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """End with a line like that of any other command, and without the page above it."""
+        self.exit(ConfigError.exit_code, printable(f"yeto: {message} (see {self.prog} --help)") + "\n")
 
 
 def build() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog=PROG, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = _Parser(prog=PROG, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("push", "restore"), help="copy there until stopped, or bring back")
     parser.add_argument(
         "--checkpoint", type=Path, required=True, metavar="FOLDER", help="the syncer's --checkpoint-path"

@@ -6,7 +6,6 @@ import torch
 from diffusers import (
     AuraFlowPipeline,
     AuraFlowTransformer2DModel,
-    AutoencoderKL,
     AutoencoderKLFlux2,
     AutoencoderKLQwenImage,
     DDPMScheduler,
@@ -20,6 +19,7 @@ from diffusers import (
     QwenImagePipeline,
     QwenImageTransformer2DModel,
 )
+from tiny_pipelines import tiny_vae
 
 WIDTH = 32
 """Of a prompt's embeddings."""
@@ -41,7 +41,7 @@ def pixart():
     return PixArtSigmaPipeline(
         tokenizer=None,
         text_encoder=None,
-        vae=_vae(),
+        vae=tiny_vae(4),
         transformer=transformer,
         scheduler=DDPMScheduler(clip_sample=False),
     )
@@ -66,7 +66,7 @@ def lumina2():
     return Lumina2Pipeline(
         transformer=transformer,
         scheduler=FlowMatchEulerDiscreteScheduler(),
-        vae=_vae(),
+        vae=tiny_vae(4),
         text_encoder=None,
         tokenizer=None,
     )
@@ -90,7 +90,7 @@ def auraflow():
     return AuraFlowPipeline(
         tokenizer=None,
         text_encoder=None,
-        vae=_vae(),
+        vae=tiny_vae(4),
         transformer=transformer,
         scheduler=FlowMatchEulerDiscreteScheduler(),
     )
@@ -162,13 +162,3 @@ def built(name: str):
     """Build one of them from a seed of its own."""
     torch.manual_seed(7)
     return FAMILIES[name]()
-
-
-def _vae() -> AutoencoderKL:
-    return AutoencoderKL(
-        block_out_channels=(8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        latent_channels=4,
-        norm_num_groups=2,
-    )

@@ -45,7 +45,7 @@ def tiny_sd(folder: Path, *, prediction_type: str = "epsilon", seed: int = 0) ->
     return _saved(
         folder,
         StableDiffusionPipeline(
-            vae=_vae(4),
+            vae=tiny_vae(4),
             text_encoder=CLIPTextModel(_text(32)),
             tokenizer=_tokenizer(),
             unet=_unet(),
@@ -69,7 +69,7 @@ def tiny_sdxl(folder: Path, *, seed: int = 0) -> Path:
     return _saved(
         folder,
         StableDiffusionXLPipeline(
-            vae=_vae(4),
+            vae=tiny_vae(4),
             text_encoder=CLIPTextModel(_text(32)),
             text_encoder_2=CLIPTextModelWithProjection(_text(32)),
             tokenizer=_tokenizer(),
@@ -102,7 +102,7 @@ def tiny_sd3(folder: Path, *, seed: int = 0) -> Path:
         StableDiffusion3Pipeline(
             transformer=transformer,
             scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-            vae=_vae(4, shift_factor=0.06, use_quant_conv=False, use_post_quant_conv=False),
+            vae=tiny_vae(4, shift_factor=0.06, use_quant_conv=False, use_post_quant_conv=False),
             text_encoder=CLIPTextModelWithProjection(_text(32)),
             tokenizer=_tokenizer(),
             text_encoder_2=CLIPTextModelWithProjection(_text(32)),
@@ -132,7 +132,7 @@ def tiny_flux(folder: Path, *, guidance: bool = True, seed: int = 0) -> Path:
         folder,
         FluxPipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(),
-            vae=_vae(4, shift_factor=0.06, use_quant_conv=False, use_post_quant_conv=False),
+            vae=tiny_vae(4, shift_factor=0.06, use_quant_conv=False, use_post_quant_conv=False),
             text_encoder=CLIPTextModel(_text(32)),
             tokenizer=_tokenizer(),
             text_encoder_2=_t5(32),
@@ -147,7 +147,8 @@ def _saved(folder: Path, pipeline) -> Path:
     return folder
 
 
-def _vae(channels: int, **settings) -> AutoencoderKL:
+def tiny_vae(channels: int, **settings) -> AutoencoderKL:
+    """Build an encoder of images that halves them; its weights are what chance gives."""
     return AutoencoderKL(
         block_out_channels=(8, 8),
         down_block_types=("DownEncoderBlock2D",) * 2,

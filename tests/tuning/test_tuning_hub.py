@@ -43,9 +43,14 @@ class Asker:
 
 
 @pytest.fixture(scope="module")
+def tiny(fixtures):
+    return fixtures / "tiny-llama"
+
+
+@pytest.fixture(scope="module")
 def shared(tiny, tmp_path_factory):
     hub = FakeHub()
-    files = {path.name: path.read_bytes() for path in Path(tiny).iterdir() if path.is_file()}
+    files = {path.name: path.read_bytes() for path in tiny.iterdir() if path.is_file()}
     child = Path(__file__).with_name("hub_child.py")
     with hub.served() as address:
         environment = os.environ | {
@@ -80,7 +85,7 @@ def ask(shared):
 
 def test_a_model_comes_whole_and_is_then_loaded_without_the_hub(ask, tiny):
     ask.has_model("owner/whole")
-    template = (Path(tiny) / "chat_template.jinja").read_text(encoding="utf-8")
+    template = (tiny / "chat_template.jinja").read_text(encoding="utf-8")
     assert ask("tokenizer", "owner/whole")["template"] == template
     assert ask("identity", "owner/whole") == {"hub_id": "owner/whole", "commit": COMMIT, "waits": []}
     assert ask("model", "owner/whole")["parameters"] > 0
@@ -183,7 +188,7 @@ def test_a_hub_that_is_down_later_gives_way_to_the_copy_on_this_machine(ask):
 
 
 def test_weights_in_parts_are_all_fetched(ask, tiny):
-    tensors = load((Path(tiny) / "model.safetensors").read_bytes())
+    tensors = load((tiny / "model.safetensors").read_bytes())
     parts = {f"model-{number}-of-3.safetensors": sorted(tensors)[number::3] for number in range(3)}
     index = {"metadata": {}, "weight_map": {name: part for part, names in parts.items() for name in names}}
     ask.has_model(

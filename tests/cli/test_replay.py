@@ -324,3 +324,15 @@ def test_a_pipe_is_refused(yeto):
         os.close(writing)
     assert (code, out) == (1, "")
     assert err.endswith("is a pipe, and a tape is read more than once: write it to a file\n")
+
+
+def test_who_waits_for_a_long_tape_is_told_how_much_is_read(yeto, tape, monkeypatch):
+    assert yeto(tape)[2] == ""
+    monkeypatch.setattr("yeto.cli.reading.PROGRESS_SECONDS", 0.0)
+    code, out, err = yeto(tape, "--json")
+    assert code == 0
+    assert json.loads(out)["summary"]
+    shares = re.findall(rf"^yeto replay: +(\d+)% of {re.escape(str(tape))} is read$", err, re.MULTILINE)
+    assert len(shares) == err.count("\n") == count(tape)
+    assert shares[-1] == "100"
+    assert shares == sorted(shares, key=int)

@@ -14,6 +14,7 @@ from typing import Annotated, BinaryIO
 
 from cyclopts import Parameter
 
+from yeto.cli.reading import Reading
 from yeto.cli.replay_checkpoint import check_checkpoint
 from yeto.cli.replay_print import (
     print_difference,
@@ -118,7 +119,9 @@ def replay_command(
     if follow:
         return _follow(path, round_step, as_json=as_json)
     replayer = Replayer(str(path))
-    records = _verified(path, replayer, until)
+    # Executing it again is slower, and has a progress of its own.
+    progress = Reading("yeto replay", path) if tensors is None else lambda _: None
+    records = _verified(path, replayer, until, progress)
     if what_if is not None:
         from yeto.cli.replay_what_if import decide_anew
 
@@ -150,14 +153,19 @@ def replay_command(
     return 0 if replayer.divergence is None else 1
 
 
-def _verified(path: Path, replayer: Replayer, until: int | None) -> Iterator[Record]:
+def _verified(
+    path: Path, replayer: Replayer, until: int | None, progress: Callable[[float], None]
+) -> Iterator[Record]:
     """Yield the records of a tape as they are verified, up to the first divergence."""
-    last = -1
+    last, done = -1, 0
     with open_tape(path) as file:
+        size = os.fstat(file.fileno()).st_size
         for line in complete_lines(file, str(path)):
             record = replayer.feed(line)
             last = record.seq
             yield record
+            done += len(line)
+            progress(min(1.0, done / size))
             if replayer.divergence is not None or last == until:
                 return
     replayer.result()  # a tape without a header is an error, and not an empty one

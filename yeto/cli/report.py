@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -11,10 +9,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from yeto.cli.common import sigterm_unwinds
+from yeto.cli.reading import Reading
 from yeto.errors import ConfigError
-
-PROGRESS_SECONDS = 1.0
-"""A tape that is read faster than this is read without a word."""
 
 
 def report_command(
@@ -50,7 +46,7 @@ def report_command(
     from yeto.view.report import read_data, write_page
 
     with sigterm_unwinds():
-        data = read_data(tape, logs, progress=_Progress(tape))
+        data = read_data(tape, logs, progress=Reading("yeto report", tape))
         size = write_page(output, data)
         print(f"{output}: {size / 1e6:.1f} MB, {data['moment']['step']} rounds")
         if png is not None:
@@ -75,19 +71,3 @@ def _check(output: Path, sources: Sequence[Path], *, overwrite: bool) -> None:
             raise ConfigError(f"-o {output}: is what the report is made of; name another file")
     if not output.absolute().parent.is_dir():
         raise ConfigError(f"-o {output}: there is no folder {output.absolute().parent}")
-
-
-class _Progress:
-    """Says on stderr, on one line of a terminal or now and then, how much of a long tape is read."""
-
-    def __init__(self, tape: Path) -> None:
-        self._tape = tape
-        self._next = time.monotonic() + PROGRESS_SECONDS
-        self._every = PROGRESS_SECONDS if sys.stderr.isatty() else 10 * PROGRESS_SECONDS
-
-    def __call__(self, share: float) -> None:
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + self._every
-        print(f"yeto report: {share:4.0%} of {self._tape} is read", file=sys.stderr, flush=True)

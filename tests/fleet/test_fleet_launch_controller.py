@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import fleet_stand_in
@@ -214,3 +215,20 @@ def test_down_ends_a_live_controller_and_whatever_else_belongs_to_the_run(make_r
     # And again: there is nothing to do.
     assert detached.end(run, print) == []
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux shows processes' environments")
+def test_what_is_a_moment_behind_its_controller_is_not_called_left_over(make_run, capsys):
+    run = make_run()
+    with start_controller(run) as process:
+        trio.run(until, run, everybody_up)
+        script = f"while kill -0 {process.pid} 2>/dev/null; do sleep 0.05; done; sleep 0.3"
+        words = ["sh", "-c", script]
+        with subprocess.Popen(words, env={**os.environ, RUN_VARIABLE: str(run.folder)}) as behind:
+            # Until then the system keeps the number of a process that has ended.
+            reaping = threading.Thread(target=process.wait)
+            reaping.start()
+            assert detached.end(run, print) == []
+            reaping.join()
+            assert behind.wait(SECONDS_MAX) == 0
+    assert "left over" not in capsys.readouterr().out

@@ -21,6 +21,8 @@ END_SECONDS = 180.0
 """How long a controller may take to end its run in order: more than it gives head and islands."""
 KILL_SECONDS = 10.0
 """How long a killed process may take to be gone."""
+BEHIND_SECONDS = 2.0
+"""How long what ended processes had started, such as a forkserver of theirs, may be behind them."""
 LOOK_SECONDS = 0.05
 """Between two looks whether a controller is there."""
 
@@ -84,6 +86,7 @@ def end(run: Run, say: Callable[[str], None]) -> list[Process]:
             say("stopping: the head writes a checkpoint, then the islands end")
             send(controller, signal.SIGTERM)
         wait_gone([controller], END_SECONDS)
+        wait_gone(_left(run), BEHIND_SECONDS)
     for number, seconds in ((signal.SIGTERM, KILL_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
         left = _left(run)
         for process in left:

@@ -14,6 +14,7 @@ from yeto.text import export as export_module
 from yeto.text import export_plan as plan_module
 from yeto.text import model as model_module
 from yeto.text.export import export
+from yeto.text.legacy import LEGACY_TEMPLATE
 from yeto.text.lora import quiet, save_adapter
 from yeto.text.model import load_model
 from yeto.text.task import build_task
@@ -58,6 +59,23 @@ def test_an_adapter_has_the_keys_and_values_of_pefts_own_save(config, checkpoint
         8,
         config.model,
     )
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_template_that_was_trained_with_is_saved_without_a_word_of_the_caller(
+    config, checkpoint, out, merged
+):
+    legacy = evolve(config, assistant_mask_mode="legacy")
+    make_checkpoint(checkpoint, legacy)
+    export(checkpoint, config.model, out, verify=False, merged=merged)
+    assert AutoTokenizer.from_pretrained(out).chat_template == LEGACY_TEMPLATE
+
+
+def test_a_template_that_is_no_text_is_refused(config, checkpoint, out):
+    make_checkpoint(checkpoint, config, binding={"chat_template": 7})
+    with pytest.raises(CheckpointError, match="its chat template is no text"):
+        export(checkpoint, config.model, out)
+    assert not out.exists()
 
 
 def test_an_adapter_loads_with_plain_peft_and_a_tokenizer_is_there(config, checkpoint, out):

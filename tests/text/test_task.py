@@ -13,6 +13,7 @@ from yeto.errors import ConfigError, DataError
 from yeto.learner.task import Task
 from yeto.text import loss as loss_module
 from yeto.text.evaluate import evaluate_rows, heldout_loss
+from yeto.text.legacy import LEGACY_TEMPLATE
 from yeto.text.loss import summed_cross_entropy
 from yeto.text.masks import Encoded
 from yeto.text.model import probe_micro_batch
@@ -274,6 +275,17 @@ def test_the_binding_has_no_path_and_no_float(config, tmp_path):
         },
     }
     assert "lora" not in build_task(evolve(config, tuning="full")).binding()
+
+
+MINE = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+
+
+def test_a_template_of_ones_own_is_part_of_the_binding(config, tmp_path):
+    (tmp_path / "mine.jinja").write_text(MINE)
+    mine = evolve(config, chat_template=str(tmp_path / "mine.jinja"))
+    assert build_task(mine).binding()["chat_template"] == MINE
+    legacy = evolve(config, assistant_mask_mode="legacy")
+    assert build_task(legacy).binding()["chat_template"] == LEGACY_TEMPLATE
 
 
 def test_the_mask_report_shows_rows(config, capsys):

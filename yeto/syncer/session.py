@@ -142,5 +142,5 @@ class Session:
         return (
             f"{name} differs: the session has {ours}, learner {refusal.learner} has {theirs}; "
             "start every learner of a run with the same model, tuning, seed, number of learners, "
-            "--fragments, --fragment-pattern and --matrix-merge"
+            "chat template, --fragments, --fragment-pattern and --matrix-merge"
         )

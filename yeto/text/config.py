@@ -79,6 +79,11 @@ class TextConfig(TuningConfig):
         """Whether the model is held in parts."""
         return self.shard == "fsdp" and self.num_ranks > 1
 
+    @property
+    def replaces_template(self) -> bool:
+        """Whether the rows are written by another chat template than the model's."""
+        return self.chat_template is not None or self.assistant_mask_mode == "legacy"
+
     def column_roles(self) -> dict[str, str] | None:
         """Return ``--columns`` as a mapping from role to column name, or ``None`` when it is not set.
 

@@ -181,7 +181,10 @@ def _write(module: Any, kind: str, plan: ExportPlan, folder: Path) -> None:
         with quiet():
             whole = _merged(module) if kind == "merged" else module
             whole.save_pretrained(folder)
-    load_tokenizer(plan.config).save_pretrained(folder)
+    tokenizer = load_tokenizer(plan.config)
+    if plan.chat_template is not None:
+        tokenizer.chat_template = plan.chat_template
+    tokenizer.save_pretrained(folder)
 
 
 def _merged(module: Any) -> Any:

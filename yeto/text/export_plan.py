@@ -35,6 +35,8 @@ class ExportPlan:
     identity: ModelIdentity
     layout: Layout | None = field(repr=False)
     """Names, shapes and order of the tensors; None until the model says them (no manifest)."""
+    chat_template: str | None = field(repr=False)
+    """The template that rows were written by, where it was not the model's."""
     given_targets: str | None
     """``--lora-targets`` as given; can be compared with the stated ones only on the model itself."""
 
@@ -68,6 +70,7 @@ def plan_export(checkpoint: Checkpoint, flags: ExportFlags, say: Callable[[str],
         config=config,
         identity=identity,
         layout=None if manifest is None else manifest.layout,
+        chat_template=None if manifest is None else _template(manifest.binding),
         given_targets=flags.lora_targets,
     )
 
@@ -84,3 +87,10 @@ def _stated(binding: Mapping[str, Any]) -> dict[str, Any]:
             f"the checkpoint's training manifest is not of the text task (no {error}); was this another task?"
         ) from error
     return stated
+
+
+def _template(binding: Mapping[str, Any]) -> str | None:
+    template = binding.get("chat_template")
+    if template is None or isinstance(template, str):
+        return template
+    raise CheckpointError("the checkpoint's training manifest is damaged: its chat template is no text")

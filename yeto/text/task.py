@@ -81,7 +81,11 @@ class TextTask:
         return self._model.trainable_parameters()
 
     def binding(self) -> dict[str, Any]:
-        """Return model identity, tuning, adapter settings, seed and number of learners."""
+        """Return model identity, tuning, adapter settings, seed, number of learners, and a template of one's own.
+
+        Who replaces the model's template trains another language: learners have to agree on it, and an export
+        that knows nothing but the checkpoint has to save it.
+        """
         config = self.config
         binding: dict[str, Any] = {
             "model": self._model.identity.binding(),
@@ -95,6 +99,8 @@ class TextTask:
                 "alpha": config.lora_alpha,
                 "targets": list(self._model.targets.names),
             }
+        if config.replaces_template:
+            binding["chat_template"] = self._tokenizer.chat_template
         return binding
 
     def describe(self) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class TextTask:
         return self._model.trainable_parameters()
 
     def binding(self) -> dict[str, Any]:
-        """Return model identity, tuning, adapter settings, seed, number of learners, and a template of one's own.
+        """Return model identity, tuning, adapter settings, seed, number of learners, and a replaced template.
 
         Who replaces the model's template trains another language: learners have to agree on it, and an export
         that knows nothing but the checkpoint has to save it.

@@ -37,8 +37,14 @@ def test_flags_of_the_command_are_these(capsys):
         (
             ("--output-dir", "{tmp}/out", "--lookahead", "off"),
             2,
-            "--lookahead off: must be one of remove, keep",
+            "--lookahead off: must be one of remove, keep (see yeto-export --help)",
         ),
+        (
+            ("--output-dir", "{tmp}/out", "--dtype", "f16"),
+            2,
+            "--dtype f16: must be one of auto, f32, bf16; did you mean bf16? (see yeto-export --help)",
+        ),
+        (("--output-dir", "{tmp}/out", "--tuning", "most"), 2, "--tuning most: must be one of lora, full"),
         (("--output-dir", "{tmp}/out", "--checkpoint", "{tmp}/none"), 2, "none: there is no checkpoint"),
     ],
 )

@@ -31,7 +31,7 @@ the adapters, and --model only when the pipeline was a local folder.
 """,
     tuning="lora, which is all there is for diffusion.",
     merged="Fold the adapters into the pipeline; write the whole pipeline.",
-    dtype="Weights of merged denoisers: auto (the base's), f32 or bf16.",
+    dtype="Precision of the weights of merged denoisers; auto is the base's.",
     load=_load,
 )
 

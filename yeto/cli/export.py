@@ -21,9 +21,9 @@ _EXPORT = TaskExport(
 Checkpoints of learners that sent their training manifest (the default) need no flags about model and
 tuning, except --model when the model was a local folder.
 """,
-    tuning="lora or full, if the checkpoint does not state it.",
+    tuning="What was trained, if the checkpoint does not state it.",
     merged="Fold the adapter into the base model; write the whole model.",
-    dtype="Weights of a model folder: auto (the base's), f32 or bf16.",
+    dtype="Precision of the weights of a model folder; auto is the base's.",
     load=_load,
 )
 

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import attrs
 from cyclopts import App, Parameter
@@ -51,36 +51,44 @@ def _command(task: TaskExport) -> Callable[..., int]:
             Path, Parameter(help="Checkpoint folder, one of its manifests, or an older single file.")
         ] = Path("yeto-state.ckpt"),
         output_dir: Annotated[Path, Parameter(help="Folder to write; must not exist without --overwrite.")],
-        model: Annotated[str | None, Parameter(help="Base model: folder or Hugging Face id.")] = None,
-        model_revision: Annotated[str | None, Parameter(help="Commit, tag or branch of the id.")] = None,
-        trust_remote_code: Annotated[
-            bool, Parameter(negative="", help="Run code that comes with the model.")
-        ] = False,
-        tuning: Annotated[str | None, Parameter(help=task.tuning)] = None,
-        lora_r: Annotated[int | None, Parameter(help="Adapter rank, if not stated.")] = None,
-        lora_alpha: Annotated[int | None, Parameter(help="Adapter alpha, if not stated.")] = None,
-        lora_targets: Annotated[
-            str | None, Parameter(help="As given to the learners, if not stated.")
+        model: Annotated[
+            str | None,
+            Parameter(
+                help="Base model: Hugging Face id, or a local folder. Default: what the checkpoint states."
+            ),
         ] = None,
+        model_revision: Annotated[str | None, Parameter(help="Branch, tag or commit of the model.")] = None,
+        trust_remote_code: Annotated[
+            bool,
+            Parameter(
+                negative="", help="Run Python code that comes with the model. Only for models you trust."
+            ),
+        ] = False,
+        tuning: Annotated[Literal["lora", "full"] | None, Parameter(help=task.tuning)] = None,
+        lora_r: Annotated[
+            int | None, Parameter(help="Rank of the adapters, if the checkpoint does not state it.")
+        ] = None,
+        lora_alpha: Annotated[int | None, Parameter(help="Scale of the adapters, likewise.")] = None,
+        lora_targets: Annotated[str | None, Parameter(help="As given to the learners, likewise.")] = None,
         merged: Annotated[bool, Parameter(negative="", help=task.merged)] = False,
         verify: Annotated[bool, Parameter(help="Load the result back and compare it with the base.")] = True,
         overwrite: Annotated[
             bool, Parameter(negative="", help="Replace an existing --output-dir at the very end.")
         ] = False,
-        dtype: Annotated[str, Parameter(help=task.dtype)] = "auto",
+        dtype: Annotated[Literal["auto", "f32", "bf16"], Parameter(help=task.dtype)] = "auto",
         lookahead: Annotated[
-            str,
+            Literal["remove", "keep"],
             Parameter(
                 help="Before its closing sweep, a run with stock momentum stores a point ahead of itself: "
                 "remove that look-ahead, or keep it."
             ),
         ] = "remove",
         json_: Annotated[
-            bool, Parameter(name="--json", negative="", help="Print the outcome as JSON on stdout.")
+            bool, Parameter(name="--json", negative="", help="Print JSON on stdout, and nothing else.")
         ] = False,
     ) -> int:
         silence_libraries()
-        _look_first(checkpoint, output_dir, model, lookahead, overwrite=overwrite)
+        _look_first(checkpoint, output_dir, model, overwrite=overwrite)
         export = task.load()
         with sigterm_unwinds():
             report = export(
@@ -108,19 +116,14 @@ def _command(task: TaskExport) -> Callable[..., int]:
     return export_command
 
 
-def _look_first(
-    checkpoint: Path, output_dir: Path, model: str | None, lookahead: str, *, overwrite: bool
-) -> None:
+def _look_first(checkpoint: Path, output_dir: Path, model: str | None, *, overwrite: bool) -> None:
     """Refuse what can be refused before the libraries are loaded, which takes many seconds on a slow disk.
 
     Raises:
         ConfigError: a flag is wrong.
         CheckpointError: there is no checkpoint.
     """
-    from yeto.tuning.export_lookahead import CHOICES
     from yeto.tuning.export_place import free_place, require_checkpoint
-    from yeto.tuning.settings import require_choice
 
-    require_choice("--lookahead", lookahead, CHOICES)
     free_place(output_dir, checkpoint, model, overwrite=overwrite)
     require_checkpoint(checkpoint)

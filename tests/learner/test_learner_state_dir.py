@@ -105,8 +105,9 @@ async def test_state_of_one_run_does_not_get_into_another(learn, state, learner_
                 await run.expect_end()
         assert str(caught.value) == (
             f"--state-dir {state['state_dir']}: its state is of global step 2, and the syncer at "
-            f"{syncer.address} is at the beginning of a run; for a new run name an empty --state-dir, for "
-            "the one that was saved start its syncer with --resume"
+            f"{syncer.address} is at the beginning of a run, of a new one or back at its first checkpoint; "
+            "to begin with it, move the folder away; to go on with what was saved, start the syncer of that "
+            "run with --resume"
         )
         assert contents(state["state_dir"]) == saved
 

@@ -256,8 +256,9 @@ class Trainer:
             # Nothing is saved: the state is of a run that this one must not touch.
             raise ConfigError(
                 f"--state-dir {self._config.state_dir}: its state is of global step {error.global_step}, and "
-                f"the syncer at {self._config.syncer} is at the beginning of a run; for a new run name an "
-                "empty --state-dir, for the one that was saved start its syncer with --resume"
+                f"the syncer at {self._config.syncer} is at the beginning of a run, of a new one or back at "
+                "its first checkpoint; to begin with it, move the folder away; to go on with what was saved, "
+                "start the syncer of that run with --resume"
             ) from error
 
     def _step(self) -> None:

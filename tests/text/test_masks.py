@@ -1,3 +1,4 @@
+import json
 import re
 
 import pytest
@@ -110,6 +111,21 @@ def test_tool_calls_and_the_templates_tool_variant(tokenizer):
     ]
     with pytest.raises(DataError, match=r"no \{% generation %\} blocks"):
         encode(tokenizer, {"messages": row["messages"]})
+
+
+@pytest.mark.parametrize("mark", ["\ufdd00(", ")0\ufdd1", "\ufdd00(x)0\ufdd1"])
+def test_a_mark_of_the_proof_is_a_text_wherever_it_stands(tokenizer, mark):
+    tokenizer.chat_template = TOOL_TEMPLATE
+    call = {"name": "add", "arguments": {"a": mark}}
+    row = {
+        "messages": [
+            {"role": "user", "content": mark},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ],
+        "tools": [{"name": "add", "description": mark}],
+    }
+    (reply,) = supervised(tokenizer, encode(tokenizer, row))
+    assert reply == f"<call>{json.dumps(call, ensure_ascii=False)}</call><|im_end|>"
 
 
 THINKING = (

@@ -22,8 +22,10 @@ all`` and the ``legacy`` format, which have no template that could have written 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -331,11 +333,10 @@ def _replies(conversation: Conversation) -> list[str]:
 
 
 def _marks(conversation: Conversation) -> tuple[str, str]:
-    """Return two marks that no message contains: Unicode noncharacters with a number."""
-    number = 0
-    while any(f"\ufdd0{number}" in message["content"] for message in conversation.messages):
-        number += 1
-    return f"\ufdd0{number}(", f"){number}\ufdd1"
+    """Return two marks that nothing in the row contains: Unicode noncharacters with a number."""
+    row = json.dumps([conversation.messages, conversation.tools], ensure_ascii=False, default=str)
+    numbered = ((f"\ufdd0{number}(", f"){number}\ufdd1") for number in count())
+    return next(marks for marks in numbered if not any(mark in row for mark in marks))
 
 
 def _runs(ids: list[int], mask: list[int]) -> list[list[int]]:

@@ -76,7 +76,7 @@ def run_supervisor_command(
     written. On any failure there is none. Learners are started elsewhere, as for any syncer. The same
     command goes on after an interruption or a crash.
 
-    Exit codes: 0 verified and marked, 1 failed, 2 wrong usage, 3 learners are missing, 4 stopped.
+    The exit code is 0 only when all this went so.
     """
     if flags.learner_budget_steps < 1:
         raise ConfigError(f"--learner-budget-steps {flags.learner_budget_steps}: need at least 1")

@@ -1,6 +1,6 @@
 """The quick way for lines that are just as we would write them, which nearly all are.
 
-The thorough way (:mod:`yeto.tape.codec`) looks at every key and value in Python and can name what is wrong.
+The thorough way (:mod:`yeto.tape.strict`) looks at every key and value in Python and can name what is wrong.
 Here a library written in C does the work, and its answer counts only if the way back gives the same:
 
 * A line that is read must be, key for key in our order, what the annotations of its kind say, and written

@@ -22,7 +22,7 @@ from yeto.cli.learner_diffusion_flags import DIFFUSION_ONLY
 from yeto.cli.length import steps_of_run
 from yeto.cli.passing import flags_without, to_words
 from yeto.cli.run_learner import LearnerFlags
-from yeto.cli.run_local import LEARNER_LEFT_OUT, SYNCER_LEFT_OUT, check_inputs
+from yeto.cli.run_local import LEARNER_LEFT_OUT, SYNCER_LEFT_OUT
 from yeto.cli.run_syncer import SyncerFlags
 from yeto.errors import ConfigError
 from yeto.fleet.grammar import CLOUDS, Island, join_islands, parse_islands
@@ -167,6 +167,8 @@ def make_launch(flags: LaunchFlags, syncer: Any, learner: Any) -> Launch:
     name = check_name(flags.name or _made_up(flags.model))
     output = _output(flags.output, here=here)
     if isinstance(task, TextConfig) and (here or local_path(model) is not None):
+        from yeto.text.inputs import check_inputs
+
         check_inputs(task)
     _require_files(flags)
     total_steps = steps_of_run(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import tempfile
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,7 +20,7 @@ from yeto.cli.quiet import silence_libraries
 from yeto.cli.run_learner import LearnerFlags
 from yeto.cli.run_syncer import SyncerFlags
 from yeto.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ConfigError, ReplayDivergence
-from yeto.fleet.local import READY_SECONDS, LocalRun
+from yeto.fleet.local import READY_SECONDS, LocalRun, check_folder
 
 _LOCAL = Group("This run", sort_key=-1)
 
@@ -108,12 +106,12 @@ def run_local_command(
         .config()
         .core
     )
+    from yeto.text.inputs import check_inputs, hold_out
+
     check_inputs(text)
-    _check_folder(flags)
+    check_folder(flags.run_dir, resume=flags.resume)
 
     if flags.eval_data is None:
-        from yeto.cli.local_result import hold_out
-
         train, heldout = hold_out(text, flags.run_dir / "data")
         print(
             f"held out the last {text.eval_rows} rows of {flags.data}: {heldout}; the others: {train}",
@@ -171,55 +169,6 @@ def run_local_command(
     except KeyboardInterrupt:
         print(f"interrupted after the end of training. The result: {_export(run, text)}")
         return EXIT_INTERRUPTED
-
-
-def check_inputs(text: Any) -> None:
-    """Refuse a wrong name or format here, where it is one line, and not in a child that was started for it.
-
-    Raises:
-        ConfigError: model, template or rows are not there, or cannot be what they are named as.
-        DataError: the first row cannot be used.
-    """
-    from yeto.text.formats import chat_reader
-    from yeto.text.template_files import check_template
-    from yeto.tuning.identity import check_model
-    from yeto.tuning.rows import Cursor, open_source
-
-    check_template(check_model(text.model, text.model_revision), text)
-    read = chat_reader(text)
-    for flag, name in (("--data", text.data), ("--eval-data", text.eval_data)):
-        if name is not None:
-            source = open_source(name, revision=text.data_revision, flag=flag)
-            # A wrong format is wrong in the first row; all of them may be many.
-            for row in islice(source.rows(Cursor()), 1):
-                read(row)
-
-
-BEFORE_A_RUN = {"data", "logs"}
-"""What a command that failed before its run began may have left in the folder; in no later one's way."""
-
-
-def _check_folder(flags: LocalFlags) -> None:
-    folder = flags.run_dir
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        present = {path.name for path in folder.iterdir()}
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ConfigError(
-            f"--run-dir {folder}: {error.strerror}; name a folder that can be written"
-        ) from error
-    if flags.resume:
-        if "events.jsonl" not in present:
-            raise ConfigError(
-                f"--resume: there is no run in --run-dir {folder}; to begin one, leave out --resume"
-            )
-    elif present - BEFORE_A_RUN:
-        raise ConfigError(
-            f"--run-dir {folder} is not empty; go on with its run (--resume), name another folder, "
-            "or remove this one"
-        )
 
 
 def _result(run: LocalRun, text: Any) -> Path:

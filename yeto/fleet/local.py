@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ import trio
 from attrs import field, frozen
 
 from yeto.core.decisions import SessionOpened
-from yeto.errors import EXIT_STOPPED, TapeError, YetoError, first_of
+from yeto.errors import EXIT_STOPPED, ConfigError, TapeError, YetoError, first_of
 from yeto.fleet.children import Child, clear_finished, stop_all
 from yeto.fleet.keeper import Keeper
 from yeto.state.guards import lock_file
@@ -35,6 +36,36 @@ STOP_SECONDS = 15.0
 
 YETO_RUN = ("yeto", "run", "--debug")
 """How a child's command begins: its log has room for the traceback that a terminal is spared."""
+
+BEFORE_A_RUN = {"data", "logs"}
+"""What a command that failed before its run began may have left in the folder; in no later one's way."""
+
+
+def check_folder(folder: Path, *, resume: bool) -> None:
+    """Make the folder of a run, or refuse one that the run could not be in.
+
+    Raises:
+        ConfigError: it cannot be written, has no run to resume, or has something else in it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        present = {path.name for path in folder.iterdir()}
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"--run-dir {folder}: {error.strerror}; name a folder that can be written"
+        ) from error
+    if resume:
+        if "events.jsonl" not in present:
+            raise ConfigError(
+                f"--resume: there is no run in --run-dir {folder}; to begin one, leave out --resume"
+            )
+    elif present - BEFORE_A_RUN:
+        raise ConfigError(
+            f"--run-dir {folder} is not empty; go on with its run (--resume), name another folder, "
+            "or remove this one"
+        )
 
 
 @frozen(kw_only=True)

@@ -70,7 +70,8 @@ def test_the_whole_story_in_numbers(yeto, restarted):
     assert lines[6] == "rounds     6 of 6 committed, 2 more superseded by a restart"
     assert lines[7] == "attempts   8 opened, 8 sealed, 0 discarded"
     assert "staleness  0: 12 pushes" in lines
-    table = [line.split() for line in lines[-3:]]
+    table = [line.split() for line in lines[-4:-1]]
+    assert lines[-1] == "(steps and tokens: of every merged push, so each counts once for every fragment)"
     assert table[0][:5] == ["learner", "merges", "steps", "tokens", "contribution"]
     assert table[1][:5] == ["0", "6", "60", "600", "20.0%"]
     assert table[2][:5] == ["1", "6", "60", "1200", "80.0%"]

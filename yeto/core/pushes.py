@@ -3,7 +3,7 @@
 Identity comes from the connection and the frozen member set, never from what a push claims. Refusals that
 the content caused decline the member for this attempt: nobody waits for it any more. Two get a second
 chance first, because the sender only missed a broadcast: a base that is too old or too new is answered
-with the fragment and the same pull once more.
+with the fragment and the same pull once more. When enough answers are in is for :mod:`yeto.core.sealing`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ or the quorum deadline passes below K. A closing sweep round has no grace: it wa
 up to the quorum deadline, except for one that the sweep round before had to miss.
 
 Who is merged is decided here, from norms alone and in learner order, so that no arrival order and no
-tensor can change it.
+tensor can change it. The merge is ordered by :mod:`yeto.core.commits`.
 """
 
 from __future__ import annotations

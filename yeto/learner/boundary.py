@@ -8,7 +8,8 @@ step the training thread crosses the boundary, in this order:
 3. pulls are answered, from the weights as they are then.
 
 Broadcasts come before pulls because an answer must be measured from the newest anchor there is. The snapshot
-is all the training thread does for an answer; subtracting, encoding and sending happen beside it.
+is all the training thread does for an answer; subtracting and encoding (`yeto.learner.push`) and sending
+(`yeto.learner.connection`) happen beside it.
 """
 
 from __future__ import annotations

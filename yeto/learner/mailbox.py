@@ -1,5 +1,7 @@
 """Two mailboxes between training thread and network: neither side ever waits for the other.
 
+On the one side is the step boundary (`yeto.learner.boundary`), on the other `yeto.learner.connection`.
+
 Both are bounded by what they are, not by a number: one waiting broadcast, one pull and one answer per
 fragment, of which the newest wins, and one final cut. Worst memory of a learner beside its model, in units of
 its float32 trainables: 1 of anchors, 1 of waiting broadcasts, 1 of snapshots on their way out, 1 of a final

@@ -2,8 +2,8 @@
 
 Identity comes from the HELLO and from nowhere else: a message that names another learner ends the group.
 Sizes come from the session, never from the peer: a push is offered to the coordinator by its header, and
-only an admitted one gets a buffer, which belongs to the attempt that wants it. What says nothing new is not
-told, and what is told is metered (`yeto.syncer.allowances`).
+only an admitted one gets a buffer, which belongs to the attempt that wants it (`yeto.syncer.rounds`). What
+says nothing new is not told, and what is told is metered (`yeto.syncer.allowances`).
 
 Worst memory for one learner: one upload of each open attempt, and whatever it has left unfinished of ended
 ones (at most 64 messages, none above the largest fragment), 32 MiB of slices that overtook their first, and

@@ -133,6 +133,19 @@ class TestAQuietRun:
         assert sum(between) / len(between) == pytest.approx(24 * 1.0 / 4, rel=0.1)
 
 
+def test_a_newcomer_that_waits_for_its_first_weights_holds_nobody_back(tmp_path):
+    """They take it half a minute, which is not how long its steps are."""
+    settings = config(quorum=2, wait_for=2, total_steps=60, sync_interval_steps=8.0, closing_sweep="off")
+    settings = with_learner(settings, 2, joins_at=60.0, down_rate=4 * settings.broadcast_bytes / 30.0)
+    simulate(settings, tape=tmp_path / "tape")
+    records = list(read(tmp_path / "tape"))
+    opened = [record.at for record in records if isinstance(record.body, de.AttemptOpened)]
+    first = next(r.at for r in records if isinstance(r.body, ev.Heartbeat) and r.body.learner == 2)
+    assert 90.0 < first < opened[-1]
+    # Every two seconds, and up to a grace more.
+    assert max(later - earlier for earlier, later in pairwise(opened)) < 4.0
+
+
 def test_the_same_seed_gives_the_same_bytes_and_another_one_does_not(tmp_path):
     results = [
         simulate(evolve(STORMY, seed=seed), tape=tmp_path / name)

@@ -160,9 +160,9 @@ class Connection:
         """Whether the syncer sent anything on it."""
         self.is_released = False
         """Whether SHUTDOWN was sent on it."""
-        self.told_step = -1
+        self.told_step = 0
         """Local step of the last heartbeat that was sent."""
-        self.known_step = -1
+        self.known_step = 0
         """The same as the syncer knows it, also from pushes."""
 
     def send_up(self, arrive: Arrive, *details: Any) -> None:

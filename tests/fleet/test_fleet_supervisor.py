@@ -147,8 +147,7 @@ async def test_only_the_syncer_that_listens_is_shown(monkeypatch, tmp_path, auto
     settings |= {"log": tmp_path / "log", "ready_file": ready, "port": 0, "syncer_words": ()}
     watched = supervisor._Supervisor(supervisor.Supervised(**settings, say=said.append))
     before = SimpleNamespace(phase="running", learners=(), step=7, wait=None, now=0.0)
-    watcher = SimpleNamespace(look=lambda: None, moment=lambda: before)
-    monkeypatch.setattr(supervisor, "Watcher", lambda *_, **__: watcher)
+    monkeypatch.setattr(supervisor, "OwnRun", lambda _: SimpleNamespace(moment=lambda: before))
     monkeypatch.setattr(supervisor, "waited", lambda *_: "waiting")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watched._show, "phase 1")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from yeto.errors import TapeError
 from yeto.fleet.detached import present_state
 from yeto.fleet.registry import FAILED, Run
-from yeto.view.follow import Watcher
+from yeto.view.follow import OwnRun
 from yeto.view.live import plain_line
 
 LOOK_SECONDS = 0.5
@@ -27,7 +26,7 @@ def follow(run: Run, *, since: int = 0) -> int:
         since: bytes of its controller's log that are from an earlier start.
     """
     said_by_controller = AddedLines(run.controller_log, since=since)
-    watcher = Watcher(run.tape, running=lambda _: True)
+    progress = OwnRun(run.tape)
     said, last, next_line = "", "", time.monotonic() + LINE_SECONDS
     try:
         while True:
@@ -38,7 +37,8 @@ def follow(run: Run, *, since: int = 0) -> int:
                 break
             if time.monotonic() >= next_line:
                 next_line = time.monotonic() + LINE_SECONDS
-                line = _progress(watcher) or state.why
+                moment = progress.moment()
+                line = state.why if moment is None else plain_line(moment)
                 if line != said:
                     print(line, flush=True)
                 said = line
@@ -55,16 +55,6 @@ def follow(run: Run, *, since: int = 0) -> int:
     if state.phase == FAILED:
         print(_what_to_do(run), flush=True)
     return 1 if state.exit_code is None else state.exit_code
-
-
-def _progress(watcher: Watcher) -> str | None:
-    try:
-        watcher.look()
-        moment = watcher.moment()
-    except TapeError as error:
-        # The run itself will say what is wrong with it.
-        return str(error)
-    return None if moment is None else plain_line(moment)
 
 
 def _what_to_do(run: Run) -> str:

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import trio
 
-from yeto.errors import TapeError
-from yeto.view.follow import Watcher
+from yeto.view.follow import OwnRun
 from yeto.view.live import plain_line, screen
-from yeto.view.model import Moment
 
 LINE_SECONDS = 5.0
 """Time between two printed lines where nothing can be redrawn."""
@@ -24,12 +22,12 @@ STARTING = "the syncer is starting"
 
 async def show_run(tape: Path) -> None:
     """Show how far the run of a tape is, until cancelled."""
-    look = _Look(tape)
+    run = OwnRun(tape)
     if not sys.stdout.isatty():
         said = ""
         while True:
             await trio.sleep(LINE_SECONDS)
-            moment = look.moment()
+            moment = run.moment()
             line = STARTING if moment is None else plain_line(moment)
             if line != said:
                 print(line, flush=True)
@@ -38,29 +36,8 @@ async def show_run(tape: Path) -> None:
 
     with Live(STARTING, auto_refresh=False) as live:
         while True:
-            moment = look.moment()
+            moment = run.moment()
             if moment is not None:
                 size = shutil.get_terminal_size()
                 live.update(screen(moment, size.columns, size.lines), refresh=True)
             await trio.sleep(SCREEN_SECONDS)
-
-
-class _Look:
-    """The newest moment of a run that is ours."""
-
-    def __init__(self, tape: Path) -> None:
-        self._tape = tape
-        self._begin()
-
-    def moment(self) -> Moment | None:
-        try:
-            self._watcher.look()
-        except TapeError:
-            # It was cut back to what is durable; a run does not end because it cannot be shown.
-            self._begin()
-            return None
-        return self._watcher.moment()
-
-    def _begin(self) -> None:
-        # The tape has the same writer also while that is started again.
-        self._watcher = Watcher(self._tape, running=lambda _: True)

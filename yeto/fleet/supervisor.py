@@ -30,7 +30,7 @@ from yeto.state.guards import lock_file
 from yeto.storage import Held, hold
 from yeto.tape import Mark, find_past, printable, read
 from yeto.view.budget import BudgetRun, read_budget, replay_budget
-from yeto.view.follow import Watcher
+from yeto.view.follow import OwnRun
 from yeto.view.live import waited
 from yeto.view.model import Moment
 
@@ -302,19 +302,13 @@ class _Supervisor:
             self._run.say(f"the syncer listens on {place['host']}:{self._port}, in both phases")
 
     async def _show(self, phase: str) -> None:
-        watcher = Watcher(self._run.tape, running=lambda _: True)
+        run = OwnRun(self._run.tape)
         said = ""
         while True:
             await trio.sleep(LINE_SECONDS)
             if self._keeper.stopping.is_set():
                 return
-            try:
-                watcher.look()
-            except TapeError:
-                # It was cut back to what is durable; a run does not end because it cannot be shown.
-                watcher = Watcher(self._run.tape, running=lambda _: True)
-                continue
-            moment = watcher.moment()
+            moment = run.moment()
             # What the tape ends with is the session before, until this one listens and has said something.
             if moment is None or moment.phase == "ended" or not self._run.ready_file.exists():
                 line = f"{phase}: the syncer is starting"

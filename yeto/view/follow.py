@@ -181,6 +181,32 @@ class Watcher:
         return at + max(0.0, self._clock() - begun.timestamp())
 
 
+class OwnRun:
+    """The present moment of a run whose processes are ours, whatever becomes of its tape.
+
+    Args:
+        tape: it need not be there yet.
+    """
+
+    def __init__(self, tape: Path) -> None:
+        self._tape = tape
+        self._begin()
+
+    def moment(self) -> Moment | None:
+        """Return it; None while nothing can be shown, which is no reason for the run to end."""
+        try:
+            self._watcher.look()
+        except TapeError:
+            # It was cut back to what is durable, or the run itself will say what is wrong with it.
+            self._begin()
+            return None
+        return self._watcher.moment()
+
+    def _begin(self) -> None:
+        # The tape has the same writer also while that is started again.
+        self._watcher = Watcher(self._tape, running=lambda _: True)
+
+
 def _free_bytes(folder: Path) -> int | None:
     try:
         return shutil.disk_usage(folder).free

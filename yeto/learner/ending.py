@@ -137,7 +137,7 @@ class Ending:
             self._save(config.unmerged_dir)
         advice = (
             "; export that from the syncer's checkpoint: "
-            "yeto-export --checkpoint yeto-state.ckpt --model MODEL --output-dir out/ "
+            "yeto-export --checkpoint CHECKPOINT --model MODEL --output-dir out/ "
             "(of a diffusion model, yeto-diffusion-export)"
             if config.has_syncer
             else ""

@@ -62,9 +62,10 @@ def hold_out(config: TextConfig, folder: Path) -> tuple[Path, Path]:
                 file.write(_line(tail.popleft()))
                 kept += 1
     if kept == 0:
+        fewer = f"give --eval-rows {max(len(tail) // 4, 1)}, or " if len(tail) > 1 else ""
         raise ConfigError(
             f"--data {config.data}: {len(tail)} rows, and --eval-rows {config.eval_rows} would hold out "
-            "all of them; lower --eval-rows or name other rows with --eval-data"
+            f"all of them; {fewer}name other rows with --eval-data"
         )
     heldout.write_text("".join(_line(row) for row in tail), encoding="utf-8")
     return train, heldout

@@ -7,6 +7,7 @@ proxy; learner 1 is a fake with a link of its own, and never notices.
 
 import contextlib
 import math
+import threading
 import time
 
 import pytest
@@ -16,7 +17,7 @@ from fault_proxy import fault_proxy
 from faults import DOWN, UP, Corrupt, Cut, Delay, Freeze, HalfOpen, Hold, Lose
 from learner_fakes import TinyTask, config
 from learner_runs import Run
-from syncer_runs import BOUNDS, bodies, hurrying, make_config, running, until
+from syncer_runs import BOUNDS, HANGS_SECONDS, bodies, hurrying, make_config, running, until
 
 from yeto.core import decisions as de
 from yeto.core import events as ev
@@ -256,6 +257,32 @@ async def test_an_idle_link_lives_on_heartbeats_alone(tmp_path, skipping_clock):
 
         beating(result.fake)
         result.fake.before_push = wait
+        assert await run.end(math.inf) == 0
+        assert (await result.island.expect_end()).exit_code == 0
+    assert result.dials == 1
+
+
+@pytest.mark.parametrize("work", ["loss", "save"])
+async def test_work_that_outlasts_silence_is_slow_and_not_dead(tmp_path, skipping_clock, work):
+    """Whatever keeps the training thread: heartbeats do not come from there."""
+    patience = {"quorum_timeout_seconds": 1e9, "final_ack_timeout_seconds": 1e9}
+    async with staged(tmp_path, **patience) as (run, result):
+        beating(result.fake)
+        begun, enough = threading.Event(), threading.Event()
+        task = result.island.task
+        do = getattr(task, work)
+
+        def take_long(*args):
+            begun.set()
+            assert enough.wait(HANGS_SECONDS)
+            return do(*args)
+
+        setattr(task, work, take_long)
+        await until(begun.is_set, math.inf)
+        began = trio.current_time()
+        async with hurrying(skipping_clock, HEARTBEAT_SECONDS):
+            await until(lambda: trio.current_time() > began + 1.5 * BOUNDS.silence_seconds, math.inf)
+        enough.set()
         assert await run.end(math.inf) == 0
         assert (await result.island.expect_end()).exit_code == 0
     assert result.dials == 1

@@ -10,7 +10,6 @@ PEFT gives it, ``transformer.….to_q.lora_A.weight``, which is what files of ad
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,8 +30,6 @@ from yeto.diffusion.values import Conditioning, Encoders, RowNeeds
 from yeto.errors import ConfigError
 from yeto.tuning.devices import choose_device
 from yeto.tuning.lora import ADAPTER, canonical_name
-
-logger = logging.getLogger(__name__)
 
 
 class Denoisers:

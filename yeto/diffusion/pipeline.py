@@ -11,7 +11,6 @@ Which parts are trained is decided by their names, which all pipelines share: th
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Collection
@@ -25,8 +24,6 @@ from yeto.diffusion.pipeline_files import INDEX, fetch_pipeline, parts_of
 from yeto.errors import ConfigError
 from yeto.tuning.hub import HubError, cause_of, unreachable_hub
 from yeto.tuning.identity import ModelIdentity, files_digest, require_hub_id
-
-logger = logging.getLogger(__name__)
 
 DENOISERS: Final = ("transformer", "transformer_2", "unet")
 VAE: Final = "vae"

@@ -9,7 +9,6 @@ Everything here is done by all ranks together.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,8 +20,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from yeto.layout.names import LAYER_PIECES, check_wrapped_names, strip_wrappers
-
-logger = logging.getLogger(__name__)
 
 
 def shard_model(module: nn.Module, device: torch.device) -> None:

@@ -72,24 +72,23 @@ def run_app(
     _show_what_stdout_cannot()
     words = list(tokens)
     debug = "--debug" in words or os.environ.get("YETO_DEBUG", "") not in ("", "0")
-    config_path = None
     try:
         from cyclopts import CycloptsError
         from cyclopts.config import Toml
 
         from yeto.cli.usage import in_our_words, refuse_what_would_be_changed
 
+        app = build()
         if not words or words[0] not in passing_on:
             words = [word for word in words if word != "--debug"]
             words, config_path = take_flag(words, "--config")
-        app = build()
-        sources: list[Any] = [_from_environment]
-        if config_path is not None:
-            _check_config_file(Path(config_path), table)
-            roots = () if table is None else (table,)
-            sources.append(Toml(config_path, root_keys=roots, use_commands_as_keys=table is None))
-        # Last, so that it sees what every source before it said.
-        app.config = [*sources, *below, refuse_what_would_be_changed]
+            sources: list[Any] = [_from_environment]
+            if config_path is not None:
+                _check_config_file(Path(config_path), table)
+                roots = () if table is None else (table,)
+                sources.append(Toml(config_path, root_keys=roots, use_commands_as_keys=table is None))
+            # Last, so that it sees what every source before it said.
+            app.config = [*sources, *below, refuse_what_would_be_changed]
         # It would end the process in silence.
         app.suppress_keyboard_interrupt = False
         try:

@@ -6,6 +6,7 @@ Values are looked at before they are converted: what cyclopts would make somethi
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,10 +35,10 @@ def in_our_words(error: CycloptsError) -> str:
     """Return what was wrong with a command line, in one line and without the names of Python's types."""
     argument = error.argument
     match error:
+        case MissingArgumentError() if error.keyword is not None:
+            return f"{error.keyword} needs a value"
         case MissingArgumentError() if argument is not None:
-            return (
-                f"{argument.name} is missing" if error.keyword is None else f"{error.keyword} needs a value"
-            )
+            return _mistyped(error) or f"{argument.name} is missing"
         case UnknownOptionError():
             known = [name for other in error.argument_collection for name in other.names]
             return _unknown("flag", error.token.keyword or error.token.value, known)
@@ -94,6 +95,15 @@ def _is_whole(text: str) -> bool:
         return float(text).is_integer()
     except ValueError:
         return True  # no number at all, which is refused in better words
+
+
+def _mistyped(error: CycloptsError) -> str | None:
+    """Return what is wrong with a flag that there is not: it may be the one that is missed."""
+    word = next((word for word in error.unused_tokens or () if re.match("--?[a-zA-Z]", word)), None)
+    if word is None or error.app is None:
+        return None
+    arguments = error.app.assemble_argument_collection()
+    return _unknown("flag", word, [name for argument in arguments for name in argument.names])
 
 
 def _unknown(what: str, word: str, known: Sequence[str]) -> str:

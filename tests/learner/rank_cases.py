@@ -6,6 +6,7 @@ import queue
 import random
 import signal
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,11 @@ from learner_fakes import config
 from torch import nn
 
 import yeto.learner.crew
+import yeto.learner.island
 import yeto.learner.watch
 import yeto.text.evaluate
 from yeto.cli.main import main
+from yeto.errors import YetoError
 from yeto.learner.equipment import equip
 from yeto.learner.identity import initial_fragment, make_identity
 from yeto.learner.island import find_island
@@ -362,6 +365,29 @@ def hanging(folder):
     loss = losses.get()
     Path(folder, f"said{ranks.rank}.json").write_text(json.dumps([loss.reason, loss.is_told]))
     island.close(loss.reason)
+
+
+def stalling(folder):
+    """Have rank 1 not come to an exchange that nobody counts, as there are inside a step."""
+    yeto.learner.watch.BEAT_SECONDS = 0.1
+    yeto.learner.island.LATE_SECONDS = yeto.learner.island.FAREWELL_SECONDS = 0.2
+    ranks = Ranks.of(os.environ)
+    island = find_island(ranks, "cpu", 1.0)
+    island.open(print)
+    said = Path(folder, "said.json")
+    if ranks.rank == 1:
+        while not said.exists():
+            time.sleep(0.01)
+        return
+    while not island._watch.peers[1][1]:
+        time.sleep(0.01)
+    try:
+        dist.all_reduce(torch.ones(()))
+    except RuntimeError as stalled:
+        try:
+            island.blame(stalled)
+        except YetoError as error:
+            said.write_text(json.dumps(str(error)))
 
 
 def unlike(folder):

@@ -171,6 +171,15 @@ def test_a_rank_that_lives_and_does_not_come_is_named(template, tmp_path):
     assert said[1] == said[2] == [reason, True], "the one that hangs ends, too"
 
 
+def test_where_no_rank_can_be_named_its_processes_are(template, tmp_path):
+    output = tmp_path / "output.txt"
+    pids = template.island(2, "rank_cases:stalling", tmp_path, output=output)
+    assert [template.code(pid) for pid in pids] == [0, 0], output.read_text()
+    reason = json.loads((tmp_path / "said.json").read_text())
+    assert reason.startswith("a rank of this island has kept rank 0 waiting inside a step for more than 1 s")
+    assert f"shows where a process is (rank 1 is process {pids[1]} on " in reason
+
+
 class Fleet:
     """A syncer and two islands of two ranks each, by the command line."""
 

@@ -241,9 +241,11 @@ class RankedIsland(Island):
             raise YetoError(loss.reason) from error
         if "timed out" in str(error).lower() and not is_own:
             # Inside a step, where the parts of a sharded model are exchanged, nobody counts.
+            processes = self._watch.processes
             raise YetoError(
                 f"a rank of this island has kept rank {self.rank} waiting inside a step for more than "
                 f"{self._timeout_seconds:.0f} s (--rank-timeout); py-spy dump --pid shows where a process is"
+                + (f" ({processes})" if processes else "")
             ) from error
 
     def close(self, reason: str | None = None) -> None:

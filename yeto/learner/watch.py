@@ -104,6 +104,11 @@ class Watch:
         finally:
             self._entered_at = None
 
+    @property
+    def processes(self) -> str:
+        """The processes that this rank hears of, for a sentence; empty when it has heard of none."""
+        return ", ".join(f"rank {peer} is {name}" for peer, (_, name) in sorted(self.peers.items()) if name)
+
     def loss(self, seconds: float) -> Loss | None:
         """Wait so long for news of a lost rank, and return it; None when all are well."""
         self._lost.wait(seconds)

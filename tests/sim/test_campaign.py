@@ -7,7 +7,6 @@ from attrs import evolve
 
 from yeto.core import CoreConfig, commits, sealing
 from yeto.learner.anchors import FragmentBook
-from yeto.learner.exchanged import Verdict
 from yeto.sim import Faults, LearnerSpec, SimConfig, SyncerSpec
 from yeto.sim.campaign import KINDS, CampaignError, draw, run_checked, run_seeds
 from yeto.sim.client import Client
@@ -100,12 +99,6 @@ class WithoutRestartRule(Broken):
         super().restore(book)
         for page in self._pages:
             page.is_restored = False
-
-
-class WithoutDropping(Broken):
-    def verdict(self, pull):
-        verdict = super().verdict(pull)
-        return Verdict.ANSWER if verdict is Verdict.DROP else verdict
 
 
 class ResettingOnPush(Broken):

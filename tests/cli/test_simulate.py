@@ -271,11 +271,25 @@ def test_without_matplotlib_the_plot_says_what_to_install(yeto, tmp_path, monkey
     assert "pip install 'yeto[plot]'" in err
 
 
-def test_a_narrow_terminal_gets_several_tables(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
+
+@pytest.mark.parametrize(("term", "escapes"), [("xterm", True), ("dumb", False)])
+def test_a_bar_is_drawn_where_one_can_be(monkeypatch, term, escapes):
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr("sys.stderr", Terminal())
+    for name in ("BAR_SECONDS", "LINE_SECONDS"):
+        monkeypatch.setattr(f"yeto.cli.simulate_progress.{name}", 0.0)
+    with Progress(2) as progress:
+        progress.tick(0.5)
+    said = sys.stderr.getvalue()
+    assert " 50%, 0 of 2 simulations" in said
+    assert ("\x1b" in said) == escapes
+
+
+def test_a_narrow_terminal_gets_several_tables(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "60")
     narrow, paper = Terminal(), io.StringIO()

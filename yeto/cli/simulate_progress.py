@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from types import TracebackType
@@ -19,7 +20,8 @@ class Progress:
         self._total = total
         self._done = 0
         self._begin = time.monotonic()
-        self._is_terminal = sys.stderr.isatty()
+        # A bar is redrawn, which not every terminal can do.
+        self._is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._next = self._begin + (BAR_SECONDS if self._is_terminal else LINE_SECONDS)
         self._shown = False
 

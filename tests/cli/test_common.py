@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import subprocess
@@ -288,7 +289,15 @@ def test_an_error_nobody_foresaw_is_one_line_too(capsys):
         return 0
 
     assert run([], command=refused)[0] == 1
-    assert "/proc/none/file" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "yeto: /proc/none/file: No such file or directory; --debug shows where it happened\n"
+    )
+
+    def full() -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    assert run([], command=full)[0] == 1
+    assert capsys.readouterr().err == "yeto: No space left on device; --debug shows where it happened\n"
 
 
 def test_ctrl_c_is_one_line(capsys):

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 from cyclopts import App, Parameter
 
-from yeto.tape import printable
-
 if TYPE_CHECKING:
     from yeto.state import Inspection, Manifest
 
@@ -35,8 +33,9 @@ def inspect_command(
     Every value is checked against its digest, one fragment in memory at a time; a folder may be in use by a
     syncer meanwhile. Exit code 1 when anything is broken, with the file and the reason.
     """
-    # Not at the top: --help need not wait for it.
+    # Not at the top: --help need not wait for them.
     from yeto.state import inspect
+    from yeto.tape import printable
 
     found = inspect(path)
     if json_:

@@ -148,8 +148,9 @@ def unforeseen(error: BaseException) -> YetoError:
     """Return what to tell a person about an error that is none of ours."""
     error = first_of(error)
     if isinstance(error, OSError):
-        # The system's own sentence has the cause and the file.
-        return YetoError(f"{error}; --debug shows where it happened")
+        # The system's own sentence says the cause, and of which file.
+        place = "" if error.filename is None else f"{error.filename}: "
+        return YetoError(f"{place}{error.strerror or error}; --debug shows where it happened")
     return YetoError(
         f"unexpected {type(error).__name__}: {error}; this should not happen: --debug shows where it did"
     )

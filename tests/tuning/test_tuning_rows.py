@@ -376,7 +376,16 @@ def test_an_unknown_kind_of_file_is_refused(tmp_path):
         open_source(str(tmp_path))
 
 
-def test_a_file_that_is_no_parquet_is_named(tmp_path):
-    (tmp_path / "rows.parquet").write_bytes(b"PAR1 not really")
+@pytest.mark.parametrize(
+    "damage", [lambda data: b"PAR1 not really", lambda data: data.replace(b"abc", b"ab\xff")]
+)
+def test_a_file_that_is_no_parquet_is_named(tmp_path, damage):
+    """In the second, the name of a column is no text."""
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"abc": [1]}), tmp_path / "rows.parquet")
+    data = (tmp_path / "rows.parquet").read_bytes()
+    (tmp_path / "rows.parquet").write_bytes(damage(data))
     with pytest.raises(DataError, match=r"^rows\.parquet: not a readable parquet file"):
         read(open_source(str(tmp_path / "rows.parquet")))

@@ -229,7 +229,7 @@ class FileSource:
                                 after = Cursor(row=row + 1, file=cursor.file, byte=place + 1)
                                 yield Row(index=row, value=table_row(taken), origin=origin, after=after)
                             place += 1
-        except pyarrow.ArrowException as error:
+        except (pyarrow.ArrowException, UnicodeDecodeError) as error:
             raise DataError(f"{label}: not a readable parquet file: {error}") from error
         return Cursor(row=cursor.row + max(0, place - cursor.byte), file=cursor.file, byte=place)
 

@@ -111,6 +111,18 @@ async def test_a_run_that_is_done(make_run, behave):
     assert (state.phase, state.why, state.exit_code) == (DONE, "the result is in /o", 0)
 
 
+async def test_a_head_that_is_ready_only_when_all_is_to_stop_gets_no_islands(make_run, behave):
+    behave()
+    run = make_run()
+    stopped = Controller(run)
+    stopped._keeper.stopping.set()
+    (run.head / "ready.json").write_text('{"host": "127.0.0.1", "port": 29400, "pid": 1}')
+    async with trio.open_nursery() as nursery:
+        await stopped._start_islands(None, nursery)
+    assert not run.log("island-0").exists()
+    assert not (run.island(0) / "syncer.address").exists()
+
+
 async def test_a_head_that_cannot_go_on_ends_the_run_with_its_own_words(make_run, behave):
     behave(head=("ends", "1", "0.2"))
     run = make_run()

@@ -40,7 +40,7 @@ from yeto.fleet.registry import (
     now,
     write_secret,
 )
-from yeto.state.strict import NotStrict, parse_json
+from yeto.state.strict import parse_json
 from yeto.storage import hold
 
 FAREWELL_SECONDS = 90.0
@@ -121,12 +121,13 @@ class Controller:
         """Start the islands once learners can connect."""
         while self._ready_at() in (None, before):
             await trio.sleep(LOOK_SECONDS)
+        if self._keeper.stopping.is_set():
+            return
         for number, child in enumerate(self._islands):
             self._give_address(number)
             child.start()
             nursery.start_soon(self._keep_island, child)
-        if not self._keeper.stopping.is_set():
-            self._note(phase=RUNNING, why=f"the head and {len(self._islands)} islands are up")
+        self._note(phase=RUNNING, why=f"the head and {len(self._islands)} islands are up")
 
     async def _keep_head(self) -> int:
         code = await self._keeper.keep(self._head, "the head", origin=" from its files", started=self._note)
@@ -167,14 +168,9 @@ class Controller:
 
     def _give_address(self, number: int) -> None:
         """Tell an island where the head is; it stays there."""
-        path = self._run.head / READY
-        try:
-            ready = parse_json(path.read_bytes())
-            address = f"{HERE.host}:{int(ready['port'])}"
-        except (OSError, NotStrict, KeyError, TypeError, ValueError):
-            # The head was stopped before it was ready: the island is about to be, too.
-            address = f"{HERE.host}:1"
-        (self._run.island(number) / ADDRESS).write_text(address + "\n", encoding="ascii")
+        ready = parse_json((self._run.head / READY).read_bytes())
+        address = f"{HERE.host}:{int(ready['port'])}\n"
+        (self._run.island(number) / ADDRESS).write_text(address, encoding="ascii")
 
     def _ready_at(self) -> int | None:
         try:

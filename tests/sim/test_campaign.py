@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from attrs import evolve
 
-from yeto.core import CoreConfig, commits, sealing
+from yeto.core import CoreConfig, checkpoints, sealing
 from yeto.learner.anchors import FragmentBook
 from yeto.sim import Faults, LearnerSpec, SimConfig, SyncerSpec
 from yeto.sim.campaign import KINDS, CampaignError, draw, run_checked, run_seeds
@@ -184,11 +184,11 @@ class TestBrokenRules:
     def test_broadcasts_do_not_wait_for_their_checkpoint(self, tmp_path, monkeypatch):
         def hasty(draft):
             durable, draft.durable = draft.durable, draft.step
-            commits_release(draft)
+            honest_release(draft)
             draft.durable = durable
 
-        commits_release = commits.release_broadcasts
-        monkeypatch.setattr(commits, "release_broadcasts", hasty)
+        honest_release = checkpoints.release_broadcasts
+        monkeypatch.setattr(checkpoints, "release_broadcasts", hasty)
         assert "is durable and" in first_failure(tmp_path)
 
     def test_an_answer_is_left_out_without_a_word(self, tmp_path, monkeypatch):

@@ -39,7 +39,7 @@ def test_every_function_on_a_way_is_where_it_says(title, least):
             assert callable(found)
 
 
-@pytest.mark.parametrize("package", ["core", "learner", "syncer"])
+@pytest.mark.parametrize("package", ["core", "fleet", "learner", "syncer"])
 def test_the_first_page_of_a_large_package_names_its_modules(package):
     named = set(re.findall(r"``(\w+)``", import_module(f"yeto.{package}").__doc__))
     modules = {path.stem for path in (ROOT / "yeto" / package).glob("*.py")} - {"__init__"}

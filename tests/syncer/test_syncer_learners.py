@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import trio
 from fake_learner import FakeLearner, small_layout
-from syncer_runs import BOUNDS, bodies, fakes, make_config, on_tape, running, until, verify
+from syncer_runs import BOUNDS, bodies, fakes, held_back, make_config, on_tape, running, until, verify
 
 from yeto.core import decisions as de
 from yeto.core import events as ev
@@ -102,6 +102,23 @@ async def test_a_learner_that_dials_again_supersedes_itself(tmp_path):
     assert twin.released
     refused = bodies(config.event_tape, de.LearnerRefused)
     assert [refusal.reason for refusal in refused] == ["superseded"]
+
+
+async def test_a_learner_of_another_run_takes_nobodys_place(tmp_path):
+    """It dialled the wrong port: its id is one that is here, too."""
+    config = make_config(tmp_path, bounds=attrs.evolve(BOUNDS, second_look_seconds=0.0))
+    learners = fakes()
+    told = held_back(learners)
+    async with running(config, *learners) as run:
+        await until(lambda: all(learner.pulls for learner in learners))
+        for settings in ({"binding": {"model": "other"}}, {"layout": small_layout(4)}, {"dtype": "bf16"}):
+            for learner in (0, 1):
+                stranger = FakeLearner(learner=learner, **settings)
+                await stranger.run(run.address.host, run.address.port)
+                assert stranger.error is not None
+        told.set()
+        assert await run.end() == 0
+    assert [learner.dials for learner in learners] == [1, 1]
 
 
 async def test_whoever_comes_back_waits_no_longer_than_its_old_connection_lives(tmp_path, monkeypatch):

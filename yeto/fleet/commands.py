@@ -15,14 +15,17 @@ from attrs import frozen
 
 from yeto.fleet.launch import Launch
 
+YETO_RUN: Final = ("yeto", "run", "--debug")
+"""How commands of syncers and learners begin: a log has room for the traceback that a terminal is spared."""
+
 KEY: Final = "auth.key"
 """The run's key, in the folder of the head and of every island; mode 0600."""
 ADDRESS: Final = "syncer.address"
 """File of an island with the head's ``HOST:PORT``; learners read it at every dial, so a head may move."""
 CHECKPOINT: Final = "yeto-state.ckpt"
-"""The head's checkpoint."""
+"""A run's checkpoint, in the folder of its syncer."""
 TAPE: Final = "events.jsonl"
-"""The head's tape."""
+"""And its tape."""
 READY: Final = "ready.json"
 """Where the head's syncer says that learners can connect, and at which port."""
 RESULT: Final = "result"
@@ -75,7 +78,7 @@ def island_command(launch: Launch, number: int, place: Place) -> list[str]:
     islands = launch.parsed()
     island = islands[number]
     words = [
-        *("yeto", "run", "--debug", "--role=learner", f"--syncer=@{ADDRESS}"),
+        *(*YETO_RUN, "--role=learner", f"--syncer=@{ADDRESS}"),
         *(f"--learner-id={number}", f"--num-learners={len(islands)}", f"--auth-key-file={KEY}"),
         *("--output-dir=out", "--state-dir=state", "--log-jsonl=learner.jsonl"),
         *(f"--model={place.input(launch.model)}", f"--data={place.input(launch.data)}"),

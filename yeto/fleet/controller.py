@@ -25,7 +25,7 @@ from yeto.errors import EXIT_STOPPED, ConfigError, YetoError, first_of
 from yeto.fleet.children import Child, clear_finished, stop_all
 from yeto.fleet.commands import ADDRESS, HERE, KEY, READY, head_command, island_command
 from yeto.fleet.head import ENDED
-from yeto.fleet.keeper import Keeper
+from yeto.fleet.keeper import FAREWELL_SECONDS, STOP_SECONDS, Keeper
 from yeto.fleet.launch import island_name
 from yeto.fleet.processes import RUN_VARIABLE, Process, written_down
 from yeto.fleet.registry import (
@@ -43,12 +43,8 @@ from yeto.fleet.registry import (
 from yeto.state.strict import parse_json
 from yeto.storage import hold
 
-FAREWELL_SECONDS = 90.0
-"""How long islands may take to save and leave once the head is done: more than their own wait for it."""
 HEAD_SECONDS = 90.0
 """Longest time that a head has to end in order: several times what its syncer may take."""
-STOP_SECONDS = 15.0
-"""The same for an island, whose work is in the checkpoint already."""
 LOOK_SECONDS = 0.05
 """Between two looks for the head's sign that learners can connect."""
 

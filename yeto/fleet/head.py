@@ -22,7 +22,7 @@ from attrs import frozen
 
 from yeto.errors import EXIT_STOPPED, YetoError, first_of
 from yeto.fleet.children import Child
-from yeto.fleet.commands import CHECKPOINT, KEY, READY, RESULT, TAPE
+from yeto.fleet.commands import CHECKPOINT, KEY, READY, RESULT, TAPE, YETO_RUN
 from yeto.fleet.keeper import Keeper
 from yeto.fleet.launch import is_remote
 from yeto.fleet.store import Store
@@ -160,7 +160,7 @@ class Head:
     def _syncer_words(self) -> list[str]:
         settings = self._settings
         return [
-            *("yeto", "run", "--debug", "--role=syncer", f"--host={settings.host}"),
+            *(*YETO_RUN, "--role=syncer", f"--host={settings.host}"),
             *(f"--port={_port_before() or settings.port}", f"--ready-file={READY}"),
             *("--resume-or-start", f"--auth-key-file={KEY}"),
             *(f"--checkpoint-path={CHECKPOINT}", f"--event-tape={TAPE}"),

@@ -22,6 +22,12 @@ T = TypeVar("T")
 EARLIER_SECONDS: Final = 120.0
 """Longest wait for the children of an earlier parent: more than a syncer takes to stop and to save."""
 
+FAREWELL_SECONDS: Final = 90.0
+"""How long learners may take to save and leave once their syncer is done: more than their own wait for it."""
+
+STOP_SECONDS: Final = 15.0
+"""Time that a child has to end after SIGTERM, before it is killed, when the run is over anyway."""
+
 LOOK_SECONDS: Final = 0.1
 """Time between two looks at what they hold."""
 

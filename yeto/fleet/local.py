@@ -21,21 +21,13 @@ from attrs import field, frozen
 from yeto.core.decisions import SessionOpened
 from yeto.errors import EXIT_STOPPED, ConfigError, TapeError, YetoError, first_of
 from yeto.fleet.children import Child, clear_finished, stop_all
-from yeto.fleet.keeper import Keeper
+from yeto.fleet.commands import CHECKPOINT, TAPE, YETO_RUN
+from yeto.fleet.keeper import FAREWELL_SECONDS, STOP_SECONDS, Keeper
 from yeto.state.guards import lock_file
 from yeto.tape import read
 
 READY_SECONDS = 60.0
 """Longest time from starting the syncer to its first connection; it loads a checkpoint in between."""
-
-FAREWELL_SECONDS = 90.0
-"""How long learners may take to save and leave once the syncer is done: more than their own wait for it."""
-
-STOP_SECONDS = 15.0
-"""Time that a child has to end after SIGTERM, before it is killed, when the run is over anyway."""
-
-YETO_RUN = ("yeto", "run", "--debug")
-"""How a child's command begins: its log has room for the traceback that a terminal is spared."""
 
 BEFORE_A_RUN = {"data", "logs"}
 """What a command that failed before its run began may have left in the folder; in no later one's way."""
@@ -57,7 +49,7 @@ def check_folder(folder: Path, *, resume: bool) -> None:
             f"--run-dir {folder}: {error.strerror}; name a folder that can be written"
         ) from error
     if resume:
-        if "events.jsonl" not in present:
+        if TAPE not in present:
             raise ConfigError(
                 f"--resume: there is no run in --run-dir {folder}; to begin one, leave out --resume"
             )
@@ -87,12 +79,12 @@ class LocalRun:
     @property
     def tape(self) -> Path:
         """The tape of the run."""
-        return self.folder / "events.jsonl"
+        return self.folder / TAPE
 
     @property
     def checkpoint(self) -> Path:
         """The checkpoint of the run."""
-        return self.folder / "yeto-state.ckpt"
+        return self.folder / CHECKPOINT
 
     @property
     def logs(self) -> Path:

@@ -24,7 +24,8 @@ from attrs import field, frozen
 
 from yeto.errors import EXIT_STOPPED, CheckpointError, ConfigError, TapeError, YetoError, first_of
 from yeto.fleet.children import Child
-from yeto.fleet.keeper import Keeper
+from yeto.fleet.commands import YETO_RUN
+from yeto.fleet.keeper import STOP_SECONDS, Keeper
 from yeto.state import inspect, read_manifest, remove_final_marker, write_final_marker
 from yeto.state.guards import lock_file
 from yeto.storage import Held, hold
@@ -35,9 +36,6 @@ from yeto.view.live import waited
 from yeto.view.model import Moment
 
 T = TypeVar("T")
-
-STOP_SECONDS: Final = 15.0
-"""Time that the syncer has to end after SIGTERM, before it is killed, when the supervisor itself fails."""
 
 LINE_SECONDS: Final = 10.0
 """Time between two looks at how far the run is; a line is printed when there is something new."""
@@ -271,7 +269,7 @@ class _Supervisor:
     def _command(self, start: Sequence[str]) -> list[str]:
         run = self._run
         return [
-            *("yeto", "run", "--debug", "--role=syncer", f"--learners={run.num_learners}"),
+            *(*YETO_RUN, "--role=syncer", f"--learners={run.num_learners}"),
             *(f"--learner-budget-steps={run.budget}", f"--port={self._port}"),
             *(f"--ready-file={run.ready_file}", f"--checkpoint-path={run.checkpoint}"),
             *(f"--event-tape={run.tape}", *start, *run.syncer_words),

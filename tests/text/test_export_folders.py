@@ -278,6 +278,11 @@ def test_a_checkpoint_of_step_zero_is_a_warning(config, checkpoint, out):
             lambda w: w.update({"base_model.model.extra.lora_A.weight": torch.ones(1)}),
             "unexpected base_model",
         ),
+        (
+            lambda w: w.update({name: 0 * tensor for name, tensor in w.items() if ".lora_A." in name}),
+            "the adapter loads but does not change the model's logits",
+        ),
+        (lambda w: w.update({next(iter(w)): torch.ones(3)}), "does not load: .*size mismatch"),
     ],
 )
 def test_a_dead_adapter_does_not_pass(config, checkpoint, out, monkeypatch, change, problem):
@@ -299,6 +304,40 @@ def test_a_dead_adapter_does_not_pass(config, checkpoint, out, monkeypatch, chan
         else pytest.MonkeyPatch.context(),
         pytest.raises(CheckpointError, match=problem),
     ):
+        export(checkpoint, config.model, out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda w: w.pop("model.norm.weight"), "missing keys: model.norm.weight"),
+        (lambda w: w.update(extra=torch.ones(1)), "unexpected keys: extra"),
+        (lambda w: w.update({"model.norm.weight": torch.ones(3)}), "mismatched keys: .*model.norm.weight"),
+        (lambda w: w["model.norm.weight"].fill_(torch.inf), "the exported model's logits are not finite"),
+        (
+            lambda w: w.update({"lm_head.weight": w["model.embed_tokens.weight"].clone()}),
+            "embedding and output head are tied in only one of base and export",
+        ),
+    ],
+    ids=["missing", "unexpected", "shape", "infinite", "untied"],
+)
+def test_a_broken_model_folder_does_not_pass(config, checkpoint, out, monkeypatch, change, problem):
+    config = evolve(config, tuning="full")
+    make_checkpoint(checkpoint, config)
+    write = export_module._write
+
+    def spoiled(module, kind, plan, folder):
+        write(module, kind, plan, folder)
+        weights = load_file(folder / "model.safetensors")
+        change(weights)
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        settings = json.loads((folder / "config.json").read_text())
+        settings["tie_word_embeddings"] = "lm_head.weight" not in weights
+        (folder / "config.json").write_text(json.dumps(settings))
+
+    monkeypatch.setattr(export_module, "_write", spoiled)
+    with pytest.raises(CheckpointError, match=problem):
         export(checkpoint, config.model, out)
     assert not out.exists()
 

@@ -7,6 +7,8 @@ be there and no other, and the logits of the result must differ from those of th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from yeto.text.config import TextConfig
 from yeto.text.lora import EMBEDDING_TARGETS, quiet
 from yeto.text.model import load_base
 from yeto.tuning.export_fill import begins_at_zero
+from yeto.tuning.hub import cause_of
 
 PROBE_TOKENS = 16
 _EXAMPLES = 3
@@ -43,7 +46,8 @@ def verify_adapter(folder: Path, config: TextConfig) -> Verified:
     """Load an adapter folder onto its base model and compare.
 
     Raises:
-        CheckpointError: a key is missing, unexpected or not loaded, or a non-zero adapter changes nothing.
+        CheckpointError: it does not load, a key is missing, unexpected or not loaded, or a non-zero adapter
+            changes nothing.
     """
     written = load_file(folder / "adapter_model.safetensors")
     empty = not any(bool(tensor.any()) for name, tensor in written.items() if begins_at_zero(name))
@@ -52,7 +56,7 @@ def verify_adapter(folder: Path, config: TextConfig) -> Verified:
     for dtype in ("auto", torch.float32):
         base = load_base(config, dtype)
         before = _probe(base)
-        with quiet():
+        with _loading(folder):
             adapted = PeftModel.from_pretrained(base, str(folder))
         targets = set(adapted.peft_config["default"].target_modules or ())
         loaded = get_peft_model_state_dict(
@@ -81,14 +85,16 @@ def verify_model(folder: Path, config: TextConfig, *, expect_change: bool) -> Ve
         expect_change: something was merged, so the two must differ.
 
     Raises:
-        CheckpointError: a key is missing, unexpected or of another shape, embeddings that were tied are not,
-            or an expected change is not there.
+        CheckpointError: it does not load, a key is missing, unexpected or of another shape, embeddings that
+            were tied are not, or an expected change is not there.
     """
-    with quiet():
+    with _loading(folder):
         exported, info = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype="auto",
             output_loading_info=True,
+            # They are among what is looked at below.
+            ignore_mismatched_sizes=True,
             trust_remote_code=config.trust_remote_code,
         )
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
@@ -109,6 +115,20 @@ def verify_model(folder: Path, config: TextConfig, *, expect_change: bool) -> Ve
             f"{str(dtype).removeprefix('torch.')}, --dtype f32 keeps it"
         )
     return Verified(tensors=tensors, logits_moved=moved, empty=not expect_change)
+
+
+@contextmanager
+def _loading(folder: Path) -> Iterator[None]:
+    """Say that a folder does not load, whatever the libraries raise then.
+
+    Raises:
+        CheckpointError: so it is.
+    """
+    try:
+        with quiet():
+            yield
+    except Exception as error:
+        raise CheckpointError(f"{folder}: does not load: {cause_of(error)}") from error
 
 
 def _require_keys(folder: Path, expected: set[str], written: set[str]) -> None:

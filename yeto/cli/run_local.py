@@ -14,7 +14,6 @@ from cyclopts import Group, Parameter
 from yeto.cli.common import sigterm_unwinds
 from yeto.cli.fitting import fitting_merge_alpha, fitting_outer
 from yeto.cli.length import steps_of_run
-from yeto.cli.local_show import show_run
 from yeto.cli.passing import flags_without, to_words
 from yeto.cli.quiet import silence_libraries
 from yeto.cli.run_learner import LearnerFlags
@@ -81,8 +80,8 @@ def run_local_command(
 ) -> int:
     """Train on this machine, export, and compare the result with the base model on held-out rows.
 
-    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a learner never confirmed the result, 4 stopped before
-    the end (go on with --resume).
+    A syncer and its learners are child processes. Ctrl-C stops them in order, with a checkpoint; the same
+    command with --resume goes on.
     """
     if flags.learners < 1:
         raise ConfigError(f"--learners {flags.learners}: need at least 1")
@@ -106,6 +105,8 @@ def run_local_command(
         .config()
         .core
     )
+    # Not at the top: --help, and launches that take these flags, need not wait for them.
+    from yeto.cli.local_show import show_run
     from yeto.text.inputs import check_inputs, hold_out
 
     check_inputs(text)

@@ -9,8 +9,8 @@ from yeto.text.inputs import hold_out
     ("rows", "remedy"),
     [
         (1, "all of them; name other rows"),
-        (3, "give --eval-rows 1, or name"),
-        (60, "give --eval-rows 15, or"),
+        (3, "all of them; give --eval-rows 1, or"),
+        (60, "all of them; give --eval-rows 15, or"),
     ],
 )
 def test_too_few_rows_to_hold_out_name_a_number_that_works(tmp_path, tiny, rows, remedy):

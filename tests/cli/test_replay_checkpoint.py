@@ -1,6 +1,7 @@
 """``yeto replay --checkpoint``: the manifest against the tape, and the files against the manifest."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from recorded_run import SECONDS, Run, generation, record, record_with_restart
 
+from yeto.cli import replay_checkpoint
 from yeto.core import decisions as de
 from yeto.core import events as ev
 from yeto.state.fragmentfile import file_parts
@@ -175,6 +177,21 @@ def test_a_file_that_was_changed_or_lost_is_named(yeto, tape, stored):
     assert said["differences"][0].startswith(f"{changed}: ")
     assert "momentum" in said["differences"][0]
     assert said["differences"][1] == f"{lost}: the file is missing"
+
+
+def test_files_are_looked_at_before_a_run_that_goes_on_replaces_them(tape, stored, yeto, monkeypatch):
+    _, out, _ = yeto(tape, "--state")
+    folder = stored(json.loads(out))
+    real = replay_checkpoint.manifest_differences
+
+    def meanwhile(*arguments):
+        # The tape was read; by now newer commits have replaced every file.
+        shutil.rmtree(folder / FRAGMENTS_FOLDER)
+        return real(*arguments)
+
+    monkeypatch.setattr(replay_checkpoint, "manifest_differences", meanwhile)
+    code, out, _ = yeto(tape, "--checkpoint", folder)
+    assert (code, "2 fragment files have these digests" in out) == (0, True)
 
 
 def test_a_checkpoint_beyond_the_tape(yeto, tape, stored):

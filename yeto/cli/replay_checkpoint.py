@@ -39,9 +39,13 @@ def check_checkpoint(
         CheckpointError: there is no checkpoint, or its manifest cannot be read.
     """
     # Imported here: nothing else of this command needs what a manifest is checked with.
-    from yeto.state import read_manifest
+    from yeto.state import inspect
 
-    manifest = read_manifest(checkpoint)
+    # Before the tape, which takes longer: while a run goes on its syncer removes what newer commits replace.
+    found = inspect(checkpoint)
+    manifest = found.manifest
+    if manifest is None:
+        raise CheckpointError(f"{checkpoint}: a checkpoint of an older format, which states too little")
     reached: State | None = None
     for _ in records:
         # The last time that the tape was at this step; the times before it are superseded.
@@ -53,7 +57,7 @@ def check_checkpoint(
         wrong = [f"the checkpoint is of step {manifest.step}, the tape ends at step {replayer.state.step}"]
     else:
         wrong = manifest_differences(manifest, reached)
-    wrong += damaged_files(manifest, checkpoint if checkpoint.is_dir() else checkpoint.parent)
+    wrong += found.problems
     if as_json:
         print_json({"checkpoint": str(checkpoint), "step": manifest.step, "differences": wrong})
     elif wrong:
@@ -63,19 +67,6 @@ def check_checkpoint(
         print(f"{checkpoint}: step {manifest.step}, versions, digests and ledger are what the tape says")
         print(f"{checkpoint}: {len(manifest.fragments)} fragment files have these digests")
     return 1 if wrong else 0
-
-
-def damaged_files(manifest: Manifest, folder: Path) -> list[str]:
-    """Return one sentence for each file of a checkpoint that is not what its manifest says."""
-    from yeto.state import read_fragment
-
-    wrong = []
-    for entry in manifest.fragments:
-        try:
-            read_fragment(folder, entry)
-        except CheckpointError as error:
-            wrong.append(str(error))
-    return wrong
 
 
 def manifest_differences(manifest: Manifest, state: State) -> list[str]:

@@ -168,6 +168,21 @@ async def test_a_learner_s_certificate_is_no_syncer_s(keys_new, tmp_path):
         server_context(tmp_path / "yeto-learner-0.pem", tmp_path / "yeto-learner-0-key.pem")
 
 
+@pytest.mark.parametrize(
+    ("hosts", "line"),
+    [
+        (
+            "my-run,10.0.0.1",
+            "(where no network knows my-run: --syncer ADDRESS:29400 --tls-server-name my-run)",
+        ),
+        ("10.0.0.1,my-run", "--tls-ca"),
+    ],
+)
+def test_a_name_that_only_the_certificate_knows_needs_one_flag_more(keys_new, hosts, line):
+    _, out, _ = keys_new("--tls", hosts)
+    assert line in out.splitlines()[-1]
+
+
 def test_the_printed_flags_are_the_ones_that_both_sides_take(keys_new, tmp_path):
     _, out, _ = keys_new("--tls", "localhost", "--tls-clients", "1")
     printed = set(re.findall(r"--(tls-[a-z-]+|auth-key-file)", out))

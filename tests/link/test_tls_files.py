@@ -47,7 +47,10 @@ def broken(path):
 
 
 CASES = {
-    "no certificate file": lambda a, t: ((t / "no.pem", a.sign("x")[1]), "--tls-cert .*no.pem: No such file"),
+    "no certificate file": lambda a, t: (
+        (t / "no.pem", a.sign("x")[1]),
+        "--tls-cert .*no.pem: No such file.*; copy the run's own",
+    ),
     "no key file": lambda a, t: (
         (a.sign("x")[0], t / "no.pem"),
         "--tls-key .*no.pem: No such file.*keys new --tls",

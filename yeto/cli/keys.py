@@ -144,4 +144,15 @@ def instructions(path: Path, hosts: tuple[str, ...], made: Certificates) -> list
         "",
         " \\\n    ".join(["yeto run --role syncer --host 0.0.0.0", *syncer]) + " ...",
         " \\\n    ".join([f"yeto run --role learner --syncer {host}:29400", *learner]) + " ...",
+        *_by_another_name(hosts[0]),
     ]
+
+
+def _by_another_name(host: str) -> list[str]:
+    """Return how a learner dials a syncer whose certificate has a name that no network knows."""
+    # Not at the top: a plain key needs none of it.
+    from yeto.cli.certificates import is_address
+
+    if is_address(host) or "*" in host:
+        return []
+    return [f"  (where no network knows {host}: --syncer ADDRESS:29400 --tls-server-name {host})"]

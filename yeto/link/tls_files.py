@@ -26,6 +26,8 @@ _NOT_YET_VALID: Final = 9
 """X509_V_ERR_CERT_NOT_YET_VALID."""
 
 REMEDY: Final = "yeto keys new --tls HOST makes certificates"
+MISSING: Final = "copy the run's own here; yeto keys new --tls HOST makes those of a new run"
+"""New certificates would lock out every learner that has the old."""
 
 
 def server_context(cert: Path, key: Path, client_ca: Path | None = None) -> TlsContext:
@@ -113,7 +115,7 @@ def _require_certificate(path: Path, flag: str) -> None:
         with path.open("rb") as file:
             text = file.read(PEM_BYTES_MAX)
     except OSError as error:
-        raise ConfigError(f"{flag} {path}: {error.strerror}; {REMEDY}") from error
+        raise ConfigError(f"{flag} {path}: {error.strerror}; {MISSING}") from error
     if b"CERTIFICATE-----" not in text:
         raise ConfigError(f"{flag} {path}: holds no PEM certificate; {REMEDY}")
 

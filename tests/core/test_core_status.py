@@ -48,7 +48,7 @@ def test_the_line_between_rounds():
     session.wait(1.0)
     assert line(session) == "round 2 opens in 3.0 s (sync interval)"
     session.leave(0)
-    assert line(session) == "waiting for a quorum: 1 of 2 learners are connected"
+    assert line(session) == "waiting for a quorum: 1 of 2 learners are connected, without learner 0"
 
 
 def test_the_line_at_the_end():

@@ -35,16 +35,20 @@ def _waiting(state: Fields, at: float) -> str:
     if state.durable < 0:
         return "waiting for the checkpoint of step 0"
     needed = wait_for(state)
-    absent = [learner for learner in range(state.config.num_learners) if learner not in state.current]
     missing = needed - len(state.current)
-    return f"waiting for {missing} of {needed}: {names(absent)}" + _left(state.start_deadline, at)
+    return f"waiting for {missing} of {needed}: {_absent(state)}" + _left(state.start_deadline, at)
+
+
+def _absent(state: Fields) -> str:
+    return names(learner for learner in range(state.config.num_learners) if learner not in state.current)
 
 
 def _running(state: Fields, at: float) -> str:
     if state.rounds:
         return _round(state, state.rounds[0], at)
     if len(state.current) < state.quorum:
-        return f"waiting for a quorum: {len(state.current)} of {state.quorum} learners are connected"
+        there = f"{len(state.current)} of {state.quorum} learners are connected"
+        return f"waiting for a quorum: {there}, without {_absent(state)}"
     opens = opening_time(state)
     if opens is not None:
         return f"round {state.next_step} opens in {max(opens - at, 0.0):.1f} s (sync interval)"
@@ -66,7 +70,8 @@ def _round(state: Fields, round_: Round, at: float) -> str:
     if round_.status is Status.RETRY:
         if round_.retry_at is not None and round_.retry_at > at:
             return f"{head}discarded, next attempt in {round_.retry_at - at:.0f} s"
-        return f"{head}discarded, waiting for {state.quorum} learners, {len(state.current)} are connected"
+        there = f"{len(state.current)} are connected"
+        return f"{head}discarded, waiting for {state.quorum} learners, {there}, without {_absent(state)}"
     return head + {
         Status.MERGING: "merging",
         Status.MERGED: "merged",

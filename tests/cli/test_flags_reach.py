@@ -176,7 +176,7 @@ def test_every_flag_of_the_syncer_itself():
 
 
 def test_every_flag_of_a_learner():
-    beside = {"tls_server_name", "profile"}
+    beside = {"tls_server_name", "profile", "check"}
     assert LEARNER.keys() | WITH_FILES | beside == {field.name for field in attrs.fields(LearnerFlags)}
     base = {"syncer": "head:1", "model": "m", "data": "rows.jsonl", "num_learners": 4, "max_local_steps": 90}
     makers = (LearnerFlags.learner_config, LearnerFlags.text_config, LearnerFlags.diffusion_config)

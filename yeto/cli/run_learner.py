@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from attrs import evolve, fields, frozen
 from cyclopts import Parameter
@@ -24,6 +24,9 @@ from yeto.link.tls_files import client_context
 from yeto.text.config import TextConfig
 from yeto.tuning.config import TuningConfig
 from yeto.wire.auth import load_key
+
+if TYPE_CHECKING:
+    from yeto.learner.task import Task
 
 ALONE = Ranks()
 
@@ -98,6 +101,9 @@ class LearnerFlags(TaskFlags):
     ] = None
     state_every: Annotated[int, Parameter(group=RUN)] = 100
     """Optimizer steps between two savings in --state-dir. Training waits for a copy in memory only."""
+    check: Annotated[bool, Parameter(group=RUN, negative=())] = False
+    """Do not train: say whether syncer and key, model and rows are right, how fast the link is, and the H to
+    expect. The syncer's run does not notice."""
     seed: Annotated[int, Parameter(group=RUN)] = 0
     """Root of all chance. The same on every learner, or they start from different adapters."""
 
@@ -298,6 +304,8 @@ def run_learner_command(flags: LearnerFlags) -> int:
     command goes on.
     """
     ranks = Ranks.of(os.environ)
+    if flags.check and (LAUNCHED in os.environ or ranks.size > 1):
+        raise ConfigError("--check is one process: give it without torchrun")
     learner, task = flags.learner_config(), flags.task_config(ranks)
     require_packages(learner)
     if isinstance(task, DiffusionConfig):
@@ -310,20 +318,23 @@ def run_learner_command(flags: LearnerFlags) -> int:
     silence_libraries()
     configure_logging(f"learner {learner.learner_id}", is_head=ranks.is_head)
     # Checked first, loaded second: a wrong flag must not cost the seconds that torch takes.
+    if flags.check:
+        from yeto.learner.check import check_learner
+
+        return check_learner(learner, lambda: _build_task(task))
     from yeto.learner.app import run_learner
     from yeto.learner.island import find_island
-    from yeto.learner.task import Task
 
     island = find_island(ranks, task.device, learner.rank_timeout_seconds)
+    return run_learner(learner, lambda: _build_task(evolve(task, device=island.device(task.device))), island)
 
-    def make_task() -> Task:
-        settings = evolve(task, device=island.device(task.device))
-        if isinstance(settings, DiffusionConfig):
-            from yeto.diffusion import build_task as build_diffusion_task
 
-            return build_diffusion_task(settings)
-        from yeto.text import build_task
+def _build_task(settings: TextConfig | DiffusionConfig) -> Task:
+    """Load model and data."""
+    if isinstance(settings, DiffusionConfig):
+        from yeto.diffusion import build_task as build_diffusion_task
 
-        return build_task(settings)
+        return build_diffusion_task(settings)
+    from yeto.text import build_task
 
-    return run_learner(learner, make_task, island)
+    return build_task(settings)

@@ -33,6 +33,7 @@ LEARNER_LEFT_OUT = {
     *("syncer", "learner_id", "num_learners", "output_dir", "log_jsonl", "model", "data", "eval_data"),
     *("auth_key_file", "no_manifest", "profile", "learner_budget_steps", "max_local_steps", "torch_threads"),
     *("tls_ca", "tls_cert", "tls_key", "tls_server_name", "state_dir", "shard", "rank_timeout"),
+    "check",
     *("merge_alpha", "task", "height", "width", "resize_mode", "diffusion_loss_weighting"),
     # Falling rates need a last local step, which a run with a syncer leaves open.
     "lr_schedule",

@@ -8,5 +8,6 @@
 * The network: ``client``, ``connection``, ``identity``, ``incoming``, ``push``, ``bells``, ``last_words``.
 * Several ranks: ``ranks``, ``island``, ``crew``, ``watch`` and ``sharded``.
 * What outlives the process: ``saved_keeper``, ``saved_folder``, ``saved``, ``saved_files``, ``saved_ranks``.
+* Before a run: the ``check``, with its ``probe`` of the syncer.
 * What people see: ``progress``, ``pace``, ``run_log``, ``sinks`` and ``stopwatch``.
 """

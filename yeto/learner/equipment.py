@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from attrs import frozen
+from torch import nn
 
 from yeto.errors import YetoError
 from yeto.layout import build_layout
@@ -57,12 +58,7 @@ def equip(
         YetoError: the ranks have not built the same.
     """
     parameters = task.trainable_parameters()
-    layout = build_layout(
-        named_shapes(parameters),
-        fragments=config.fragments,
-        pattern=config.fragment_pattern,
-        matrix_merge=config.matrix_merge,
-    )
+    layout = layout_of(config, parameters)
     fragments = LiveFragments(layout, parameters)
     if island.size > 1:
         _require_same(island, layout, fragments)
@@ -73,6 +69,20 @@ def equip(
     loop = InnerLoop(task, parameters, config, stopwatch, saved, island)
     crew = Crew(island=island, task=task, loop=loop, fragments=fragments)
     return Equipment(layout=layout, loop=loop, crew=crew, initial=initial)
+
+
+def layout_of(config: LearnerConfig, parameters: Mapping[str, nn.Parameter]) -> Layout:
+    """Return how a task's parameters are divided into fragments.
+
+    Raises:
+        ConfigError: there is nothing to train, or a parameter is not float32.
+    """
+    return build_layout(
+        named_shapes(parameters),
+        fragments=config.fragments,
+        pattern=config.fragment_pattern,
+        matrix_merge=config.matrix_merge,
+    )
 
 
 def _built(island: Island, fragments: LiveFragments, num_fragments: int) -> tuple[Values, ...]:

@@ -307,7 +307,9 @@ def test_a_retry_waits_for_the_quorum():
     session.fire()
     session.fire()
     assert next_timer(session.state) is None
-    assert "waiting for 2 learners, 1 are connected, without learner " in waiting_for(session.state, session.at)
+    assert "waiting for 2 learners, 1 are connected, without learner " in waiting_for(
+        session.state, session.at
+    )
     session.join(0)
     assert [opened.step for opened in session.pick(de.AttemptOpened)] == [1, 2]
 

@@ -188,7 +188,9 @@ def _learner_table(summary: Summary) -> str:
                 str(row.joins),
             )
         )
-    return aligned(rows) + "\n(steps and tokens: of every merged push, so each counts once for every fragment)"
+    return (
+        aligned(rows) + "\n(steps and tokens: of every merged push, so each counts once for every fragment)"
+    )
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: Collection[int] = ()) -> str:

@@ -56,7 +56,7 @@ def hold(file: Path, taken: Exception) -> Held:
 
 
 def is_held(file: Path) -> bool:
-    """Return whether a process holds a lock file now, this one included. Makes nothing and takes nothing."""
+    """Return whether a process holds a lock file now, this one included. Makes nothing, and keeps nothing."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -210,7 +210,6 @@ def check_task(config: LearnerConfig, make_task: Callable[[], Task]) -> Work:
         "micro batch, forward and backward",
     )
     push_bytes = sum(TensorSizes.of(numels, config.wire_dtype).delta)
-    push_bytes = sum(TensorSizes.of(numels, config.wire_dtype).delta)
     return Work(num_fragments=len(numels), push_bytes=push_bytes, step_seconds=step_seconds)
 
 

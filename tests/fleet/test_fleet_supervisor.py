@@ -13,9 +13,12 @@ from supervised import SECONDS_MAX, frugal, records, supervised
 
 from yeto.core.decisions import SessionEnded
 from yeto.core.events import SessionResumed
+from yeto.errors import EXIT_STOPPED
 from yeto.fleet import supervisor
 from yeto.state import final_marker_path, read_checkpoint, read_final_marker, write_final_marker
+from yeto.state.guards import lock_file
 from yeto.state.manifest import manifest_steps
+from yeto.storage import hold
 from yeto.tape import replay
 
 LEARNERS, BUDGET = 6, 20
@@ -140,12 +143,42 @@ async def check_what_a_finished_run_says(tmp_path, flags, run, step):
     assert not final_marker_path(run.checkpoint).exists()
 
 
+def a_run(folder, say):
+    """Return a run of which nothing is there yet."""
+    return supervisor.Supervised(
+        num_learners=6,
+        budget=9,
+        port=0,
+        syncer_words=(),
+        say=say,
+        checkpoint=folder / "state",
+        tape=folder / "tape",
+        log=folder / "log",
+        ready_file=folder / "ready",
+    )
+
+
+async def test_a_stop_while_an_earlier_syncer_is_still_saving_begins_nothing(tmp_path):
+    said = []
+
+    def say(line):
+        said.append(line)
+        if "still saving" in line:
+            signal.raise_signal(signal.SIGTERM)
+
+    run = a_run(tmp_path, say)
+    # What is there is of a run that was over: only a look at everything may take its marker away.
+    write_final_marker(run.checkpoint, 7)
+    with hold(lock_file(run.checkpoint), OSError()):
+        assert await supervisor._Supervisor(run).run() == EXIT_STOPPED
+    assert said[1:] == ["stopped; the same command goes on from here"]
+    assert read_final_marker(run.checkpoint) == 7
+
+
 async def test_only_the_syncer_that_listens_is_shown(monkeypatch, tmp_path, autojump_clock):
     """The tape ends with the session before, and where that died it does not say so."""
     said, ready = [], tmp_path / "ready"
-    settings = {"num_learners": 6, "budget": 9, "checkpoint": tmp_path / "state", "tape": tmp_path / "tape"}
-    settings |= {"log": tmp_path / "log", "ready_file": ready, "port": 0, "syncer_words": ()}
-    watched = supervisor._Supervisor(supervisor.Supervised(**settings, say=said.append))
+    watched = supervisor._Supervisor(a_run(tmp_path, said.append))
     before = SimpleNamespace(phase="running", learners=(), step=7, wait=None, now=0.0)
     monkeypatch.setattr(supervisor, "OwnRun", lambda _: SimpleNamespace(moment=lambda: before))
     monkeypatch.setattr(supervisor, "waited", lambda *_: "waiting")

@@ -95,6 +95,8 @@ class _Supervisor:
         with _held(self._run.checkpoint):
             # What it still commits is part of the story.
             await self._keeper.run(partial(self._keeper.until_free, lock_file(self._run.checkpoint)))
+            if self._keeper.stopping.is_set():
+                return EXIT_STOPPED
             story = await self._story()
             self._require_same_run(story)
             try:

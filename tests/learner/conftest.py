@@ -21,7 +21,7 @@ def learn(tmp_path):
     """Start a learner of a scripted syncer; its steps wait for ``run.gate``."""
 
     @asynccontextmanager
-    async def start(syncer, *, address=None, free=False, **changes):
+    async def start(syncer, *, address=None, free=False, seed=0, **changes):
         gate = Steps()
         if free:
             gate.open()
@@ -32,7 +32,7 @@ def learn(tmp_path):
             **changes,
         )
         # Three rows each, so that every group has three targets.
-        run = Run(settings, TinyTask(rows_per_batch=3, gate=gate))
+        run = Run(settings, TinyTask(rows_per_batch=3, gate=gate, seed=seed))
         run.gate = gate
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run.run)

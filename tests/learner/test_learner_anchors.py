@@ -390,6 +390,63 @@ class TestRestart:
         answer = again.answer(pull(6, generation=2), local_step=3)
         assert (answer.base_version, answer.c_steps, answer.c_tokens) == (5, 3, 130)
 
+    @pytest.mark.parametrize("version", [4, 5, 7], ids=["older", "same-version", "later"])
+    def test_what_comes_first_and_is_not_the_anchor_overwrites(self, book, version):
+        """The syncer may have gone on, or back; or it is another run's, which gets nothing of this one."""
+        book.receive(broadcast(5))
+        book.count_step(100)
+        again = self.restarted(book)
+        again.count_step(30)
+        receipt = again.receive(broadcast(version, generation=2, digest="other"))
+        assert (receipt.taken, receipt.alpha, receipt.previous_version) == (Taken.OVERWROTE, 0.0, 5)
+        assert again.work(0) == (0, 0)
+        again.count_step(30)
+        assert again.receive(broadcast(9, generation=2)).alpha == 0.5
+
+    def test_one_anchor_that_the_syncer_still_has_proves_that_the_run_is_this_one(self, book):
+        for fragment in range(NUM_FRAGMENTS):
+            book.receive(broadcast(5 + fragment, fragment=fragment))
+        again = self.restarted(book)
+        moved, still = broadcast(9, generation=2), broadcast(6, fragment=1, generation=2)
+        assert again.due((moved,)) == ()
+        assert again.due((still,)) == (moved, still)
+        receipt = again.receive(moved)
+        assert (receipt.taken, receipt.alpha) == (Taken.BLENDED, 0.5)
+        last = broadcast(10, fragment=2, generation=2)
+        assert again.due((last,)) == (last,)
+        assert again.receive(last).taken is Taken.BLENDED
+
+    def test_without_a_proof_the_fragments_wait_for_each_other_and_overwrite(self, book):
+        for fragment in range(NUM_FRAGMENTS):
+            # Of version 0 runs of one seed have the same.
+            book.receive(broadcast(5 if fragment else 0, fragment=fragment))
+        again = self.restarted(book)
+        early = broadcast(12, fragment=1, generation=2)
+        assert again.due((early, broadcast(0, generation=2))) == ()
+        rest = tuple(broadcast(9, fragment=number, generation=2) for number in range(1, NUM_FRAGMENTS))
+        due = again.due(rest)
+        assert [(one.fragment, one.version) for one in due] == [(0, 0), (1, 9), (2, 9), (3, 9)]
+        taken = [again.receive(one).taken for one in due]
+        assert taken == [Taken.UNCHANGED] + 3 * [Taken.OVERWROTE]
+        later = broadcast(16, fragment=1, generation=2)
+        assert again.due((later,)) == (later,)
+        assert again.receive(later).taken is Taken.BLENDED
+
+    def test_a_residual_of_another_run_is_not_owed(self):
+        book = FragmentBook(num_fragments=NUM_FRAGMENTS, alpha=0.5, error_feedback=True)
+        book.receive(broadcast(0))
+        book.count_step(1)
+        book.answer(pull(4), local_step=1).leaves.fill(values(9.0))
+        again = self.restarted(book, error_feedback=True)
+        again.receive(broadcast(8, generation=2))
+        again.count_step(1)
+        assert again.answer(pull(12, generation=2), local_step=2).carried is None
+
+    def test_frozen_weights_are_the_answer_that_is_owed(self, book):
+        book.receive(broadcast(5))
+        book.freeze(3, 90)
+        assert self.restarted(book).receive(broadcast(9, generation=2)).alpha == 1.0
+
     def test_no_pull_is_answered_before_this_connection_brought_the_fragment(self, book):
         book.receive(broadcast(5))
         book.count_step(1)
@@ -445,6 +502,7 @@ class TestRestart:
         book.count_step(1)
         book.answer(pull(1), local_step=1).leaves.fill(values(0.25))
         again = self.restarted(book, error_feedback=True)
+        again.receive(broadcast(0, generation=2))
         again.receive(broadcast(1, generation=2))
         again.count_step(1)
         answer = again.answer(pull(5, generation=2), local_step=2)

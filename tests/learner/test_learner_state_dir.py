@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from fake_syncer import fake_syncer
 from learner_fakes import TinyTask, config, eventually
+from syncer_runs import make_config, running
 
 from yeto.errors import ConfigError
 from yeto.learner.app import run_learner
+from yeto.learner.mailbox import Stop
 from yeto.learner.saved import SavedState
 
 STILL = {"inner_lr": 1e-30, "weight_decay": 0.0}
@@ -110,6 +112,36 @@ async def test_state_of_one_run_does_not_get_into_another(learn, state, learner_
             "run with --resume"
         )
         assert contents(state["state_dir"]) == saved
+
+
+async def test_a_run_that_is_further_on_takes_no_weight_of_another(learn, tmp_path):
+    """Two runs of one setting and other weights; the second is further on when it gets state of the first."""
+    one = {"num_learners": 1, "quorum": 1, "wait_for": 1, "total_steps": 10**6, "sync_interval_steps": 1.0}
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+
+    def joining(syncer, state, seed):
+        address = f"127.0.0.1:{syncer.address.port}"
+        return learn(None, address=address, free=True, seed=seed, state_dir=tmp_path / state, **STILL)
+
+    async def trained(run, until):
+        await eventually(lambda: run.progress.global_step >= until)
+        run.learner._arrivals.stop(Stop(exit_code=4, reason="stopped"))
+        assert (await run.expect_end()).exit_code == 4
+        return run.progress.global_step
+
+    async with running(make_config(tmp_path / "first", **one)) as syncer, joining(syncer, "a", 1) as run:
+        come_to = await trained(run, 4)
+    async with running(make_config(tmp_path / "second", **one)) as syncer:
+        async with joining(syncer, "b", 0) as run:
+            await trained(run, come_to + 3)
+        async with joining(syncer, "a", 1) as run:
+            await trained(run, come_to + 4)
+    local = run.task.flat().numpy()
+    assert np.allclose(local, TinyTask(seed=0).flat().numpy(), rtol=0, atol=1e-12)
+    said = run.output.getvalue()
+    assert said.count("the weights saved here give way to the syncer's") == 1
+    assert "resumed at local step" in said
 
 
 def test_a_disk_that_fills_up_costs_sets_and_not_the_training(tmp_path, capfd):

@@ -26,8 +26,11 @@ last global value it received, before blending. Everything here keeps that diffe
   Until its own first push of a fragment, a pull for round t is answered only from an anchor that contains
   every earlier round of the fragment, t - P or newer.
   Its anchors also tell one run from another: a syncer that offers initial values to a process whose saved
-  anchor is a later one is at the beginning of a run, or has lost all of this one. Its values would be half
-  mixed with the weights of the other run, so they are refused.
+  anchor is a later one is at the beginning of a run, or has lost all of this one, and is refused. One that
+  is further on may be of another run as well. Only an anchor that it still has, version and bytes, proves
+  that it is not, and one proves it for all. So the first broadcasts after a restart wait for such a one; when
+  every fragment has come without, they overwrite what was saved, lest half of another run's be mixed in. A
+  frozen learner keeps its weights all the same: they are the answer that it owes.
 * **Error feedback.** What 4-bit quantisation takes from a push is added to a later one; see ``Residual``.
 
 Pure bookkeeping on numpy arrays: no model, no network, no clock, one thread (the training thread).
@@ -66,7 +69,10 @@ class FragmentBook:
     """Whether pushes are quantised and their errors fed back."""
     carries: bool = False
     """Whether a later version leaves work whole that was not pushed; ``alpha`` then means nothing."""
+    is_doubtful: bool = field(init=False, default=False)
+    """The book was restored, and nothing has proved that it is of the syncer's run."""
     _pages: list[Page] = field(init=False)
+    _waiting: dict[int, Broadcast] = field(init=False, factory=dict)
     _counted: tuple[int, int] = field(init=False, default=(0, 0))
     """All steps and tokens counted; pages remember where they began."""
     _frozen_work: tuple[int, int] | None = field(init=False, default=None)
@@ -110,6 +116,7 @@ class FragmentBook:
             ProtocolError: the anchor's own version came again within a generation, with other bytes.
         """
         page = self._pages[broadcast.fragment]
+        is_doubtful = page.is_foreign or (page.is_unconfirmed and self.is_doubtful)
         page.is_unconfirmed = False
         page.answered = None
         taken = page.judge(broadcast)
@@ -123,10 +130,10 @@ class FragmentBook:
         anchor = page.anchor
         page.anchor, page.version, page.digest = broadcast.values, broadcast.version, broadcast.digest
         is_frozen = self._frozen_work is not None
-        if self.carries and not is_frozen and taken in (Taken.BLENDED, Taken.ROLLED_BACK):
-            if page.is_foreign:
+        if not is_frozen and taken in (Taken.BLENDED, Taken.ROLLED_BACK):
+            if is_doubtful:
                 taken = Taken.OVERWROTE
-            else:
+            elif self.carries:
                 assert anchor is not None, "only a later broadcast is blended or rolls back"
                 return self._carry(page, anchor, taken, previous)
         page.begun_at = self._counted
@@ -139,6 +146,25 @@ class FragmentBook:
             page.sent = ()
         alpha = 0.0 if taken is Taken.OVERWROTE else self.alpha
         return Receipt(taken=taken, alpha=1.0 if is_frozen else alpha, previous_version=previous)
+
+    def due(self, arrived: tuple[Broadcast, ...]) -> tuple[Broadcast, ...]:
+        """Return the broadcasts to receive now, in the order they came.
+
+        After a restart they wait until one is the very anchor that was saved, or every fragment has come.
+        """
+        if not (self.is_doubtful and any(page.is_unconfirmed for page in self._pages)):
+            return arrived
+        for broadcast in arrived:
+            page = self._pages[broadcast.fragment]
+            if broadcast.version > 0 and page.judge(broadcast) is Taken.UNCHANGED:
+                self.is_doubtful = False
+            self._waiting.pop(broadcast.fragment, None)
+            self._waiting[broadcast.fragment] = broadcast
+        if self.is_doubtful and len(self._waiting) < self.num_fragments:
+            return ()
+        due = tuple(self._waiting.values())
+        self._waiting.clear()
+        return due
 
     def require_run(self, broadcast: Broadcast) -> None:
         """Refuse a syncer that is at the beginning of a run when what was restored is not.
@@ -236,6 +262,7 @@ class FragmentBook:
     def restore(self, book: SavedBook) -> None:
         """Go on, in a process that has just started, from what another one saved."""
         self._pages = [restored_page(fragment, self._counted) for fragment in book.fragments]
+        self.is_doubtful = True
         if self.carries:
             for page in self._pages:
                 page.is_foreign, page.due, page.pending = True, None, None

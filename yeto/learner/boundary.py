@@ -86,6 +86,7 @@ class Boundary:
             return mail.final
         for broadcast in mail.broadcasts:
             self._book.require_run(broadcast)
+        for broadcast in self._book.due(mail.broadcasts):
             with self._stopwatch.section("receive"):
                 receipt = self._book.receive(broadcast)
                 if receipt.carry is None:

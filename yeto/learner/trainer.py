@@ -68,6 +68,7 @@ class Trainer:
         self._on_lost = on_lost
         self._stopwatch = Stopwatch()
         self._evaluated_at: int | None = None
+        self._has_given_way = False
         self.is_loaded = False
         """Whether the task is there; before that there is nothing to stop and nothing to save."""
 
@@ -282,6 +283,13 @@ class Trainer:
 
     def _received(self, broadcast: Broadcast, receipt: Receipt) -> None:
         self._progress.received(broadcast, receipt, global_step=self._book.global_step)
+        if receipt.taken is Taken.OVERWROTE and self._book.is_doubtful and not self._has_given_way:
+            self._has_given_way = True
+            self._progress.notice(
+                f"the weights saved here give way to the syncer's (fragment {broadcast.fragment}: version "
+                f"{receipt.previous_version}, now {broadcast.version}): it has gone on meanwhile, or its run "
+                f"is not the one of --state-dir {self._config.state_dir}"
+            )
         if receipt.taken is Taken.ROLLED_BACK:
             self._progress.notice(
                 f"the syncer went back to an older state: fragment {broadcast.fragment} from version "

@@ -356,7 +356,7 @@ class Learner:
     def _cross(self) -> None:
         """Take what has arrived, in the order of the step boundary."""
         if self._broadcasts:
-            for broadcast in self._broadcasts.values():
+            for broadcast in self._book.due(tuple(self._broadcasts.values())):
                 self._receive(broadcast)
             self._broadcasts.clear()
         wants_step = False

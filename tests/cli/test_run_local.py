@@ -279,6 +279,27 @@ def test_what_is_said_before_the_training(fixtures, tmp_path, capsys, monkeypatc
     assert said[2] == f"the address of the dashboard is in {tmp_path / 'run' / 'logs' / 'syncer.log'}"
 
 
+def test_the_folder_is_held_from_before_its_rows_are_written_until_the_end(
+    fixtures, tmp_path, capsys, monkeypatch
+):
+    words = words_of(fixtures, tmp_path / "run", eval_data=None, eval_rows=1)
+
+    def train(run):
+        # A second command, while this one is at it.
+        with pytest.raises(SystemExit):
+            main(words)
+        return 4
+
+    monkeypatch.setattr("yeto.fleet.local.LocalRun.train", train)
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    said = capsys.readouterr()
+    assert ended.value.code == 4, said.err
+    wrong = f"--run-dir {tmp_path / 'run'}: another command is running in it; wait for it, or stop it"
+    assert said.err == f"yeto: {wrong}\n"
+    assert said.out.count("held out") == 1
+
+
 def test_a_folder_of_another_run_is_refused(fixtures, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("mine")

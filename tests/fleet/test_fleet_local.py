@@ -5,8 +5,8 @@ import shutil
 import pytest
 import trio
 
-from yeto.errors import YetoError
-from yeto.fleet.local import LocalRun
+from yeto.errors import ConfigError, YetoError
+from yeto.fleet.local import LocalRun, hold_folder
 
 
 async def unseen(tape):
@@ -50,3 +50,15 @@ def test_a_run_that_has_begun_is_kept_when_it_fails(fixtures, tmp_path, what):
         run.train()
     assert run.tape.exists()
     assert (tmp_path / "learners").exists()
+
+
+def test_a_folder_is_that_of_one_command_at_a_time(tmp_path):
+    folder = tmp_path / "run"
+    with (
+        hold_folder(folder, resume=False),
+        pytest.raises(ConfigError, match="run: another command is running in it"),
+    ):
+        hold_folder(folder, resume=False)
+    # What the last one left is in no later one's way.
+    with hold_folder(folder, resume=False):
+        pass

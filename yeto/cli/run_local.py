@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import attrs
 from attrs import frozen
@@ -19,7 +19,11 @@ from yeto.cli.quiet import silence_libraries
 from yeto.cli.run_learner import LearnerFlags
 from yeto.cli.run_syncer import SyncerFlags
 from yeto.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ConfigError, ReplayDivergence
-from yeto.fleet.local import READY_SECONDS, LocalRun, check_folder
+from yeto.fleet.local import READY_SECONDS, LocalRun, hold_folder
+
+if TYPE_CHECKING:
+    from yeto.core.config import CoreConfig
+    from yeto.text.config import TextConfig
 
 _LOCAL = Group("This run", sort_key=-1)
 
@@ -106,12 +110,25 @@ def run_local_command(
         .config()
         .core
     )
-    # Not at the top: --help, and launches that take these flags, need not wait for them.
-    from yeto.cli.local_show import show_run
-    from yeto.text.inputs import check_inputs, hold_out
+    # Not at the top: --help, and launches that take these flags, need not wait for it.
+    from yeto.text.inputs import check_inputs
 
     check_inputs(text)
-    check_folder(flags.run_dir, resume=flags.resume)
+    with hold_folder(flags.run_dir, resume=flags.resume):
+        return _run(flags, syncer, learner, settings, text, policy)
+
+
+def _run(
+    flags: LocalFlags,
+    syncer: SyncerPart,
+    learner: LearnerPart,
+    settings: LearnerFlags,
+    text: TextConfig,
+    policy: CoreConfig,
+) -> int:
+    """Do what the command is for, in a folder that is held; return its exit code."""
+    from yeto.cli.local_show import show_run
+    from yeto.text.inputs import hold_out
 
     if flags.eval_data is None:
         train, heldout = hold_out(text, flags.run_dir / "data")

@@ -24,20 +24,27 @@ from yeto.fleet.children import Child, clear_finished, stop_all
 from yeto.fleet.commands import CHECKPOINT, TAPE, YETO_RUN
 from yeto.fleet.keeper import FAREWELL_SECONDS, STOP_SECONDS, Keeper
 from yeto.state.guards import lock_file
+from yeto.storage import Held, hold
 from yeto.tape import read
 
 READY_SECONDS = 60.0
 """Longest time from starting the syncer to its first connection; it loads a checkpoint in between."""
 
-BEFORE_A_RUN = {"data", "logs"}
+LOCK = "run.lock"
+"""Held by the command of a run, in its folder, as long as it lives."""
+
+BEFORE_A_RUN = {"data", "logs", LOCK}
 """What a command that failed before its run began may have left in the folder; in no later one's way."""
 
 
-def check_folder(folder: Path, *, resume: bool) -> None:
-    """Make the folder of a run, or refuse one that the run could not be in.
+def hold_folder(folder: Path, *, resume: bool) -> Held:
+    """Make the folder of a run and hold it, or refuse one that the run could not be in.
+
+    Two commands in one folder would each take the other's syncer for its own, and who fails clears it.
 
     Raises:
-        ConfigError: it cannot be written, has no run to resume, or has something else in it.
+        ConfigError: it cannot be written, has no run to resume, or has something else in it; another command
+            is running in it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -58,6 +65,8 @@ def check_folder(folder: Path, *, resume: bool) -> None:
             f"--run-dir {folder} is not empty; go on with its run (--resume), name another folder, "
             "or remove this one"
         )
+    taken = ConfigError(f"--run-dir {folder}: another command is running in it; wait for it, or stop it")
+    return hold(folder / LOCK, taken)
 
 
 @frozen(kw_only=True)

@@ -1,4 +1,4 @@
-"""What an address promises before anybody connects. Like errors, open to all rooms."""
+"""What an address promises before anybody connects, and how it is written. Like errors, open to all rooms."""
 
 from __future__ import annotations
 
@@ -16,3 +16,8 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def with_port(host: str, port: int) -> str:
+    """Return ``HOST:PORT`` as flags take it and as it stands in a URL: an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter, validators
 
 from yeto.errors import ConfigError
+from yeto.hosts import with_port
 
 if TYPE_CHECKING:
     from yeto.cli.certificates import Certificates
@@ -125,7 +126,7 @@ def instructions(path: Path, hosts: tuple[str, ...], made: Certificates) -> list
         pair_paths(path, "syncer"),
         pair_paths(path, "learner-N"),
     )
-    host = f"[{hosts[0]}]" if ":" in hosts[0] else hosts[0].replace("*", "HEAD")
+    address = with_port(hosts[0].replace("*", "HEAD"), 29400)
     lines = [
         f"certificates for {', '.join(hosts)}, valid until {made.until:%Y-%m-%d}; keys have mode 0600",
         "",
@@ -143,7 +144,7 @@ def instructions(path: Path, hosts: tuple[str, ...], made: Certificates) -> list
         *lines,
         "",
         " \\\n    ".join(["yeto run --role syncer --host 0.0.0.0", *syncer]) + " ...",
-        " \\\n    ".join([f"yeto run --role learner --syncer {host}:29400", *learner]) + " ...",
+        " \\\n    ".join([f"yeto run --role learner --syncer {address}", *learner]) + " ...",
         *_by_another_name(hosts[0]),
     ]
 

@@ -26,6 +26,7 @@ from yeto.errors import EXIT_STOPPED, CheckpointError, ConfigError, TapeError, Y
 from yeto.fleet.children import Child
 from yeto.fleet.commands import YETO_RUN
 from yeto.fleet.keeper import STOP_SECONDS, Keeper
+from yeto.hosts import with_port
 from yeto.state import inspect, read_manifest, remove_final_marker, write_final_marker
 from yeto.state.guards import lock_file
 from yeto.storage import Held, hold
@@ -299,7 +300,7 @@ class _Supervisor:
         place = json.loads(self._run.ready_file.read_text(encoding="utf-8"))
         if self._port != place["port"]:
             self._port = place["port"]
-            self._run.say(f"the syncer listens on {place['host']}:{self._port}, in both phases")
+            self._run.say(f"the syncer listens on {with_port(place['host'], self._port)}, in both phases")
 
     async def _show(self, phase: str) -> None:
         run = OwnRun(self._run.tape)

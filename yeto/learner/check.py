@@ -16,6 +16,7 @@ import trio
 from attrs import frozen
 
 from yeto.errors import ConfigError, DataError, ProtocolError, first_of
+from yeto.hosts import with_port
 from yeto.learner.config import LearnerConfig
 from yeto.learner.probe import Probe
 from yeto.link import Dialler, LinkClosed, LinkRefused, Target
@@ -139,7 +140,7 @@ async def _reach(config: LearnerConfig) -> Dialler:
     failures: list[LinkClosed] = []
     for address in await _addresses(host, port):
         dialler = Dialler(address, port, tls=config.tls, server_name=config.tls_server_name or host)
-        name = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        name = with_port(address, port)
         begun = trio.current_time()
         try:
             with trio.move_on_after(CONNECT_SECONDS) as scope:

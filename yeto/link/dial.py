@@ -16,6 +16,7 @@ import trio
 from attrs import frozen
 
 from yeto.errors import ConfigError
+from yeto.hosts import with_port
 from yeto.link.errors import LinkClosed, LinkRefused
 from yeto.link.framing import FrameStream, set_socket_options
 from yeto.link.tls import TlsContext, connect_tls
@@ -126,7 +127,7 @@ class Dialler:
                 await FrameStream(raw).close()
             if isinstance(error, OSError | LinkClosed):
                 kind = LinkRefused if isinstance(error, LinkRefused) else LinkClosed
-                raise kind(f"cannot connect to {self._host}:{self._port}: {error}") from error
+                raise kind(f"cannot connect to {with_port(self._host, self._port)}: {error}") from error
             raise
 
 

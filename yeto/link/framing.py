@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 
 import trio
 
+from yeto.hosts import with_port
 from yeto.link import direct
 from yeto.link.errors import LinkClosed
 from yeto.link.tls import TlsStream
@@ -91,7 +92,7 @@ class FrameStream:
             host, port = raw.getpeername()[:2]
         except (OSError, ValueError):
             return "?"
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return with_port(host, port)
 
     @property
     def silent_seconds(self) -> float:

@@ -42,6 +42,7 @@ from attrs import frozen
 from yeto.core import waiting_for
 from yeto.core.events import StopRequested
 from yeto.errors import ConfigError, YetoError, first_of
+from yeto.hosts import with_port
 from yeto.syncer.acceptor import Acceptor, raise_descriptor_limit, sockets_max
 from yeto.syncer.adoption import Adoption
 from yeto.syncer.broadcasts import Broadcasts
@@ -309,7 +310,7 @@ class _Run:
         self, listeners: list[trio.SocketListener], task_status: trio.TaskStatus[Address]
     ) -> None:
         host, port = listeners[0].socket.getsockname()[:2]
-        print(f"yeto syncer listens on {host}:{port}", flush=True)
+        print(f"yeto syncer listens on {with_port(host, port)}", flush=True)
         for level, text in words_of_safety(self._config):
             log.log(level, "%s", text)
         if self._start.state.config.require_profile is not None:

@@ -10,7 +10,7 @@ import trio
 from attrs import field, frozen
 
 from yeto.errors import ConfigError
-from yeto.hosts import is_loopback
+from yeto.hosts import is_loopback, with_port
 from yeto.view.door import Door, new_token, read_token
 from yeto.view.follow import Traffic
 from yeto.view.looks import Looks, Source
@@ -80,8 +80,7 @@ def url_of(host: str, port: int, token: str | None = None) -> str:
         import socket
 
         host = socket.gethostname()
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}/" + ("" if token is None else f"?token={token}")
+    return f"http://{with_port(host, port)}/" + ("" if token is None else f"?token={token}")
 
 
 async def serve_dashboard(

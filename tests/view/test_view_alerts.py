@@ -67,8 +67,15 @@ def test_no_commit_for_several_times_the_usual(board):
     )
     assert (alert.value, alert.threshold) == (pytest.approx(usual + 1.0), usual)
     assert alert.since == last
-    assert present(board, now=last + usual + 1.0).eta_seconds is None
-    assert present(board, now=last + 1.0).eta_seconds is not None
+
+
+def test_the_time_left_is_unknown_sooner_than_anybody_is_alarmed(board):
+    last = board.commit_times[-1]
+    assert board.pace() < 2.0
+    assert present(board, now=last + 9.0).eta_seconds is not None
+    moment = present(board, now=last + 11.0)
+    assert moment.eta_seconds is None
+    assert moment.alerts == ()
 
 
 def test_a_member_that_gives_nothing_to_several_rounds_in_a_row(tmp_path):

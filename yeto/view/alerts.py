@@ -83,10 +83,10 @@ def find_alerts(board: Board, *, now: float, writer: str, live: Live) -> tuple[A
     return tuple(sorted(found, key=lambda alert: alert.severity != "critical"))
 
 
-def no_commit_after(board: Board) -> float | None:
+def no_commit_after(board: Board, least_seconds: float = NO_COMMIT_SECONDS) -> float | None:
     """Return after how long without a commit something is wrong; None while nothing is usual."""
     pace = board.pace()
-    return None if pace is None else max(NO_COMMIT_TIMES * pace, NO_COMMIT_SECONDS)
+    return None if pace is None else max(NO_COMMIT_TIMES * pace, least_seconds)
 
 
 def _syncer_gone(board: Board, now: float, writer: str) -> Iterator[Alert]:

@@ -30,6 +30,8 @@ from yeto.view.model import (
 )
 from yeto.view.open_rounds import OpenRound
 
+OVERDUE_SECONDS = 10.0
+"""Shorter waits are hiccups of short rounds. An alert, which wakes people, comes later."""
 _T = TypeVar("_T")
 _NOBODY = LearnerLive()
 _WAITED_FOR = {
@@ -300,7 +302,7 @@ def _refusal(
 
 def _eta(board: Board, now: float) -> float | None:
     """Return the time that the remaining rounds take at the present pace; None while that is unknown."""
-    shadow, pace, limit = board.shadow, board.pace(), no_commit_after(board)
+    shadow, pace, limit = board.shadow, board.pace(), no_commit_after(board, OVERDUE_SECONDS)
     if shadow.step >= shadow.target > 0:
         return 0.0
     if shadow.phase is not Phase.RUNNING or pace is None or limit is None:

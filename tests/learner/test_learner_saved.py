@@ -7,6 +7,7 @@ import resource
 import shutil
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from yeto.errors import ConfigError
 from yeto.learner.chance import Chance
 from yeto.learner.pages import SavedBook, SavedFragment
 from yeto.learner.saved import DIGEST, STATE, TENSORS, DamagedState, SavedLoop, SavedRank, SavedState
-from yeto.learner.saved_folder import StateFolder
+from yeto.learner.saved_folder import Finished, StateFolder
 
 
 def array(*numbers):
@@ -221,8 +222,8 @@ class TestFolder:
     def test_the_end_of_the_run_is_remembered(self, folder):
         now = folder()
         assert now.done is None
-        now.finish("global result of step 9 saved in out")
-        assert folder().done == "global result of step 9 saved in out"
+        now.finish("global result of step 9 saved in out", Path("out"))
+        assert folder().done == Finished("global result of step 9 saved in out", Path("out").absolute())
 
     def test_closing_ends_the_thread_and_waits_for_the_disk(self, folder, tmp_path):
         before = threading.active_count()

@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shutil
 import signal
 import time
 
@@ -197,9 +198,40 @@ async def test_after_the_final_cut_a_restart_says_that_it_is_over(learn, state):
         assert "give another --state-dir, or remove" in outcome.reason
 
 
+@pytest.mark.parametrize("change", ["named-another", "removed", "emptied", "noted-by-an-older-version"])
+async def test_a_run_that_is_over_does_not_pass_for_one_whose_result_is_elsewhere(
+    learn, state, tmp_path, change
+):
+    output = tmp_path / "out"
+    async with fake_syncer() as syncer, learn(syncer, free=True, **state) as run:
+        link = await syncer.connection()
+        inits = await link.expect_inits()
+        link.broadcast_all(0, inits)
+        link.final(4, [3, 4], inits)
+        await link.expect("ack")
+        link.shutdown()
+        assert (await run.expect_end()).exit_code == 0
+    if change == "named-another":
+        output.rename(tmp_path / "old")
+        output.symlink_to(tmp_path / "new")
+        (tmp_path / "new").mkdir()
+        (tmp_path / "new" / "notes.txt").write_text("not a result")
+    elif change == "noted-by-an-older-version":
+        (state["state_dir"] / "done.json").write_text('{"reason": "global result of step 4 saved in out"}')
+    else:
+        shutil.rmtree(output)
+        if change == "emptied":
+            output.mkdir()
+    # Nobody is dialled: there is no syncer any more.
+    async with learn(syncer, **state) as run:
+        with pytest.raises(ConfigError, match=r"is not in --output-dir .*; for another run give another"):
+            await run.expect_end()
+
+
 async def test_a_learner_that_dies_after_the_cut_takes_it_again(learn, state, tmp_path):
     async with fake_syncer() as syncer:
         inits = await stopped(syncer, learn, steps=1, **state)
+        assert (tmp_path / "out" / "unmerged-0").is_dir()
         async with learn(syncer, **state) as run:
             link = await syncer.connection()
             await link.expect_inits()
@@ -209,6 +241,9 @@ async def test_a_learner_that_dies_after_the_cut_takes_it_again(learn, state, tm
             assert await link.expect("ack") == 4
             link.shutdown()
             assert (await run.expect_end()).exit_code == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["weights.json"], (
+        "and the stop's weights are gone"
+    )
 
 
 async def test_a_budget_is_saved_before_it_is_told_and_its_answer_is_repeated(learn, state):

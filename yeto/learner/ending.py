@@ -7,6 +7,7 @@ result.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,7 +108,7 @@ class Ending:
                 self._book.finish()
                 for fragment, values in enumerate(cut.values):
                     self._crew.blend(fragment, values, 0.0)
-            self._save(self._config.output_dir)
+            self._save_result()
         self._progress.final(cut.step)
         self._progress.phase("finishing")
 
@@ -128,7 +129,7 @@ class Ending:
                 self._evaluate(False)
             self._progress.phase("saving")
             with self._stopwatch.section("saving"):
-                self._save(config.output_dir)
+                self._save_result()
             return Outcome(exit_code=0, reason=f"{stop.reason}; result saved in {config.output_dir}")
         if self._loop.steps == 0:
             return Outcome(exit_code=stop.exit_code, reason=f"{stop.reason}; nothing was trained")
@@ -147,6 +148,11 @@ class Ending:
             reason=f"{stop.reason}; local weights of step {self._loop.steps} saved in {config.unmerged_dir}: "
             f"this is NOT the global result{advice}",
         )
+
+    def _save_result(self) -> None:
+        """Save the result; what an earlier stop left beside it is none, and goes."""
+        self._save(self._config.output_dir)
+        shutil.rmtree(self._config.unmerged_dir, ignore_errors=True)
 
     def _save(self, folder: Path) -> None:
         """Save the local weights.

@@ -22,6 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from attrs import frozen
+
 from yeto.errors import ConfigError
 from yeto.learner.saved import DamagedState, SavedState
 from yeto.storage import hold, size_text, sync_folder
@@ -31,6 +33,19 @@ DONE: Final = "done.json"
 
 SETS_KEPT: Final = 2
 """The newest one, and the one before in case of damage."""
+
+
+@frozen
+class Finished:
+    """How the run ended, and where its result was saved."""
+
+    reason: str
+    output_dir: Path | None
+    """Absolute; None where an older version did not note it."""
+
+    def is_in(self, folder: Path) -> bool:
+        """Whether the result lies in ``folder``."""
+        return folder.resolve() == self.output_dir and folder.is_dir() and any(folder.iterdir())
 
 
 class StateFolder:
@@ -69,10 +84,13 @@ class StateFolder:
     # -- at the start ---------------------------------------------------------------------------------
 
     @property
-    def done(self) -> str | None:
+    def done(self) -> Finished | None:
         """How the run ended, if it did: there is nothing to go on with."""
         path = self.path / DONE
-        return json.loads(path.read_bytes())["reason"] if path.exists() else None
+        if not path.exists():
+            return None
+        noted = json.loads(path.read_bytes())
+        return Finished(noted["reason"], Path(noted["output_dir"]) if "output_dir" in noted else None)
 
     def newest(self) -> SavedState | None:
         """Return the newest set that is whole, and say so when that is not the newest one; None without any.
@@ -136,8 +154,12 @@ class StateFolder:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting is None and not self._is_writing)
 
-    def finish(self, reason: str) -> None:
+    def finish(self, reason: str, output_dir: Path) -> None:
         """Mark that the run is over for this learner, durably; a later start says so and ends.
+
+        Args:
+            reason: for people.
+            output_dir: where the result was saved.
 
         Raises:
             OSError: the system refuses.
@@ -145,7 +167,7 @@ class StateFolder:
         self.flush()
         aside = self.path / (DONE + ".part")
         with aside.open("w", encoding="utf-8") as file:
-            json.dump({"reason": reason}, file)
+            json.dump({"reason": reason, "output_dir": str(output_dir.resolve())}, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, self.path / DONE)

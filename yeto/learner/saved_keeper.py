@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from yeto.errors import ConfigError
 from yeto.learner.anchors import FragmentBook
 from yeto.learner.config import LearnerConfig
 from yeto.learner.saved import SavedLoop, SavedState
@@ -38,14 +39,22 @@ class StateKeeper:
 
     @property
     def done(self) -> str | None:
-        """What to say instead of training: the run is over, as an earlier process has noted."""
-        reason = None if self._folder is None else self._folder.done
-        if reason is None:
+        """What to say instead of training: the run is over, as an earlier process has noted.
+
+        Raises:
+            ConfigError: it is, and its result is not in this ``--output-dir``.
+        """
+        finished = None if self._folder is None else self._folder.done
+        if finished is None:
             return None
-        return (
-            f"this learner's run is over ({reason}); for another run give another --state-dir, or remove "
-            f"{self._config.state_dir}"
-        )
+        config = self._config
+        remedy = f"for another run give another --state-dir, or remove {config.state_dir}"
+        if not finished.is_in(config.output_dir):
+            raise ConfigError(
+                f"--state-dir {config.state_dir}: this learner's run is over ({finished.reason}), and its "
+                f"result is not in --output-dir {config.output_dir}; {remedy}"
+            )
+        return f"this learner's run is over ({finished.reason}); {remedy}"
 
     def restored(self, binding: Mapping[str, Any], layout: Layout) -> SavedState | None:
         """Return the state to go on from; None begins anew.
@@ -92,7 +101,7 @@ class StateKeeper:
         if self._folder is None:
             return
         try:
-            self._folder.finish(reason)
+            self._folder.finish(reason, self._config.output_dir)
         except OSError as error:
             self._say(f"--state-dir {self._config.state_dir}: cannot note the end: {error.strerror}")
 

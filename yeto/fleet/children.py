@@ -141,7 +141,8 @@ class Child:
         if self.relaunches == RELAUNCHES_MAX:
             raise YetoError(
                 f"{self.name} died {RELAUNCHES_MAX + 1} times{self._where()} "
-                "(out of memory is the usual cause: try a smaller --micro-batch-size or --seq-len)"
+                "(out of memory is the usual cause: it needs more, or, if it trains, a smaller "
+                "--micro-batch-size or --seq-len)"
             )
         self.relaunches += 1
         # Twice as long each time: what keeps it from living may pass.

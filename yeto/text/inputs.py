@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from yeto.errors import ConfigError
 from yeto.text.config import TextConfig
@@ -15,6 +15,9 @@ from yeto.text.formats import chat_reader
 from yeto.text.template_files import check_template
 from yeto.tuning.identity import check_model
 from yeto.tuning.rows import Cursor, open_source
+
+HALVES: Final = "backslashreplace"
+"""How half a character, in a column that nothing reads, gets into a file: as JSON spells it, ``\\ud800``."""
 
 
 def check_inputs(config: TextConfig) -> None:
@@ -54,7 +57,7 @@ def hold_out(config: TextConfig, folder: Path) -> tuple[Path, Path]:
     tail: deque[Mapping[str, Any]] = deque()
     kept = 0
     read = chat_reader(config)
-    with train.open("w", encoding="utf-8") as file:
+    with train.open("w", encoding="utf-8", errors=HALVES) as file:
         for row in source.rows(Cursor()):
             read(row)
             tail.append(row.value)
@@ -67,7 +70,7 @@ def hold_out(config: TextConfig, folder: Path) -> tuple[Path, Path]:
             f"--data {config.data}: {len(tail)} rows, and --eval-rows {config.eval_rows} would hold out "
             f"all of them; {fewer}name other rows with --eval-data"
         )
-    heldout.write_text("".join(_line(row) for row in tail), encoding="utf-8")
+    heldout.write_text("".join(_line(row) for row in tail), encoding="utf-8", errors=HALVES)
     return train, heldout
 
 

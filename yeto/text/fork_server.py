@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from multiprocessing import forkserver, resource_tracker
 from typing import Final
 
 _STARTING: Final = threading.Lock()
+
+_UNSAID: Final = "ignore:resource_tracker:UserWarning"
+"""Of a killed process: that its semaphores are to be removed. To do it is what the tracker is for."""
 
 
 def start_fork_server() -> None:
@@ -19,7 +23,11 @@ def start_fork_server() -> None:
     """
     with _STARTING:
         # Starting the tracker unblocks the signals again, so it goes first.
-        resource_tracker.ensure_running()
+        sys.warnoptions.append(_UNSAID)
+        try:
+            resource_tracker.ensure_running()
+        finally:
+            sys.warnoptions.remove(_UNSAID)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             forkserver.ensure_running()

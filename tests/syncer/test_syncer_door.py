@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 
 import attrs
 import pytest
@@ -219,6 +220,24 @@ async def test_a_syncer_that_asks_for_its_profile_says_it_and_takes_who_states_i
                 run.join(learner)
             assert await run.end() == 0
     assert silent.error.startswith(f"learner 1 states profile none, the session has {profile}")
+
+
+async def test_a_template_that_differs_on_its_last_line_is_shown_there(tmp_path):
+    learners = fakes(binding=BINDING | {"chat_template": "a" * 1000 + "old"})
+    stranger = FakeLearner(learner=1, binding=BINDING | {"chat_template": "a" * 1000 + "new"})
+
+    async def hold(learner, pull):
+        if pull.step == 2:
+            run.join(stranger)
+            await until(lambda: stranger.error is not None)
+        return True
+
+    learners[0].before_push = hold
+    async with running(make_config(tmp_path), *learners) as run:
+        assert await run.end() == 0
+    assert re.match(
+        r"chat_template differs: the session has \.\.\.a{20}old', .* has \.\.\.a{20}new'", stranger.error
+    )
 
 
 @pytest.mark.parametrize("sends_manifest", [True, False])

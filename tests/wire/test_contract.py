@@ -16,6 +16,7 @@ from yeto.wire.contract import (
     TrainingManifest,
     canonical_json,
     first_difference,
+    from_where_they_part,
     session_contract,
 )
 from yeto.wire.legality import MANIFEST_BYTES_MAX
@@ -180,6 +181,18 @@ def test_merge_alpha_is_shown_but_not_binding():
     carried = attrs.evolve(MANIFEST, merge_alpha="carry")
     assert carried.contract() == MANIFEST.contract()
     assert MANIFEST.first_difference(carried) is None
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "shown"),
+    [
+        ("0", "7", ("0", "7")),
+        ("a" * 20 + "0", "a" * 20, ("a" * 20 + "0", "a" * 20)),
+        ("a" * 10**6 + "0bc", "a" * 10**6 + "7", ("..." + "a" * 20 + "0bc", "..." + "a" * 20 + "7")),
+    ],
+)
+def test_what_is_shown_of_two_long_texts_is_where_they_part(left, right, shown):
+    assert from_where_they_part(left, right) == shown
 
 
 def test_difference_of_two_manifests():

@@ -32,7 +32,7 @@ from yeto.learner.chance import Chance
 from yeto.learner.pages import SavedBook, SavedFragment
 from yeto.learner.saved_files import Tensors, digest_of, write_all, write_file, write_tensors
 from yeto.storage import sync_folder
-from yeto.wire.contract import first_difference
+from yeto.wire.contract import first_difference, from_where_they_part
 from yeto.wire.digest import digest
 from yeto.wire.strictjson import parse_json
 
@@ -84,9 +84,10 @@ class SavedState:
         """
         difference = first_difference(self.settings, now)
         if difference is not None:
-            name, before, after = difference
+            name, *values = difference
+            before, after = map(_shown, from_where_they_part(*map(str, values)))
             raise ConfigError(
-                f"--state-dir {where}: it was saved with {name} {_shown(before)}, now it is {_shown(after)}; "
+                f"--state-dir {where}: it was saved with {name} {before}, now it is {after}; "
                 "give the same as before, or remove the folder to begin anew"
             )
 
@@ -254,6 +255,5 @@ def _part(tensors: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[An
     return {key.removeprefix(prefix): array for key, array in tensors.items() if key.startswith(prefix)}
 
 
-def _shown(value: Any) -> str:
-    text = str(value)
+def _shown(text: str) -> str:
     return text if len(text) <= 80 else text[:77] + "..."

@@ -16,7 +16,7 @@ from yeto.core.decisions import LearnerRefused
 from yeto.core.values import Member, SessionTerms
 from yeto.state import FragmentStore, FragmentVersion
 from yeto.syncer.words import VALUE_CHARS_MAX, in_one_line
-from yeto.wire.contract import TrainingManifest
+from yeto.wire.contract import TrainingManifest, from_where_they_part
 from yeto.wire.hello import Hello, HelloLayout
 from yeto.wire.layout import FragmentLayout, Layout, MergeMode
 from yeto.wire.legality import TensorSizes
@@ -138,7 +138,9 @@ class Session:
             return refusal.why
         name, *values = difference
         name = in_one_line(name, VALUE_CHARS_MAX)
-        ours, theirs = (in_one_line(repr(value), VALUE_CHARS_MAX) for value in values)
+        ours, theirs = (
+            in_one_line(text, VALUE_CHARS_MAX) for text in from_where_they_part(*map(repr, values))
+        )
         return (
             f"{name} differs: the session has {ours}, learner {refusal.learner} has {theirs}; "
             "start every learner of a run with the same model, tuning, seed, number of learners, "

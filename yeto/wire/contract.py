@@ -39,6 +39,9 @@ DEPTH_MAX: Final = 8
 ABSENT: Final = "(absent)"
 """What ``first_difference`` gives for a field that one side does not have."""
 
+SHARED_CHARS: Final = 20
+"""How much is shown of what two texts share before they part."""
+
 _KEYS: Final = frozenset({"binding", "fragments", "merge_alpha"})
 _MODES: Final = {mode.name.lower(): mode for mode in MergeMode}
 
@@ -83,6 +86,17 @@ def first_difference(left: Mapping[str, Any], right: Mapping[str, Any]) -> tuple
         elif (key in left) != (key in right) or _spelled(a) != _spelled(b):
             return key, a, b
     return None
+
+
+def from_where_they_part(left: str, right: str) -> tuple[str, str]:
+    """Return two texts that differ, without most of a long beginning that they share.
+
+    Whoever cuts them to fit a line still shows the difference: two chat templates may have it on their last.
+    """
+    both = zip(left, right, strict=False)
+    shared = next((at for at, (a, b) in enumerate(both) if a != b), min(len(left), len(right)))
+    start = shared - SHARED_CHARS
+    return (left, right) if start <= 0 else (f"...{left[start:]}", f"...{right[start:]}")
 
 
 @frozen(kw_only=True)

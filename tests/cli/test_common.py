@@ -300,6 +300,16 @@ def test_an_error_nobody_foresaw_is_one_line_too(capsys):
     assert capsys.readouterr().err == "yeto: No space left on device; --debug shows where it happened\n"
 
 
+def test_a_working_folder_that_is_gone_is_named(capsys, monkeypatch, tmp_path):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here").rmdir()
+    assert run([], command=lambda: len(str(Path("file").absolute())))[0] == 1
+    assert capsys.readouterr().err == (
+        "yeto: the folder this was started in is gone; change to one that is there\n"
+    )
+
+
 def test_ctrl_c_is_one_line(capsys):
     def interrupted() -> int:
         raise KeyboardInterrupt

@@ -147,6 +147,8 @@ def _check_config_file(path: Path, table: str | None) -> None:
 def unforeseen(error: BaseException) -> YetoError:
     """Return what to tell a person about an error that is none of ours."""
     error = first_of(error)
+    if isinstance(error, FileNotFoundError) and error.filename is None and not _is_somewhere():
+        return YetoError("the folder this was started in is gone; change to one that is there")
     if isinstance(error, OSError):
         # The system's own sentence says the cause, and of which file.
         place = "" if error.filename is None else f"{error.filename}: "
@@ -154,6 +156,15 @@ def unforeseen(error: BaseException) -> YetoError:
     return YetoError(
         f"unexpected {type(error).__name__}: {error}; this should not happen: --debug shows where it did"
     )
+
+
+def _is_somewhere() -> bool:
+    """Return whether the working folder is there: someone may have removed it."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 @contextmanager

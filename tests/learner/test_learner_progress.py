@@ -86,7 +86,20 @@ def test_a_loss_that_is_no_number_is_null_and_the_log_stays_json(tmp_path):
     with Progress(learner_id=0, log_path=path, stream=io.StringIO()) as progress:
         progress.stepped(step(math.nan), local_step=1, tokens=10)
         progress.stepped(step(math.inf), local_step=2, tokens=20)
-    assert [record["loss"] for record in lines(path)] == [None, None]
+    steps = [record for record in lines(path) if record["kind"] == "step"]
+    assert [record["loss"] for record in steps] == [None, None]
+
+
+def test_a_loss_that_is_no_number_is_said_once_with_the_remedy(tmp_path):
+    stream, path = io.StringIO(), tmp_path / "log.jsonl"
+    with Progress(learner_id=1, log_path=path, stream=stream) as progress:
+        for local_step, loss in enumerate([2.5, math.nan, math.inf, 2.5, math.nan], start=1):
+            progress.stepped(step(loss), local_step=local_step, tokens=10)
+    [said] = [line for line in stream.getvalue().splitlines() if "diverged" in line]
+    assert said.startswith("learner 1: the loss of local step 2 is nan: ")
+    assert "--inner-lr" in said
+    assert "--state-dir" in said
+    assert [record["kind"] for record in lines(path)] == ["step", "step", "notice", "step", "step", "step"]
 
 
 def test_a_restarted_learner_appends(tmp_path):

@@ -70,6 +70,7 @@ class Progress:
         self._link_said = ("", "")
         self._fragments = 0, 0
         self._loss: float | None = None
+        self._has_diverged = False
         self._staleness = 0
         self.local_step = 0
         self.global_step = 0
@@ -147,6 +148,8 @@ class Progress:
         """An optimizer step was taken; ``tokens`` is the sum since the start."""
         with self._lock:
             self.local_step, self.tokens, self._loss = local_step, tokens, result.loss
+            is_news = not (self._has_diverged or math.isfinite(result.loss))
+            self._has_diverged |= is_news
             self._pace.stepped(tokens)
             self._write(
                 "step",
@@ -161,6 +164,11 @@ class Progress:
                 merges=self.merges,
                 staleness=self._staleness,
                 link=self._link,
+            )
+        if is_news:
+            self.notice(
+                f"the loss of local step {local_step} is {result.loss}: this training has diverged; stop it, "
+                "lower --inner-lr or mend its data, and start it without what is in its --state-dir"
             )
         self._show()
 

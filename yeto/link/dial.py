@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import idna
 import trio
 from attrs import frozen
 
@@ -79,6 +80,12 @@ def parse_address(text: str) -> tuple[str, int]:
         raise ValueError("must be HOST:PORT")
     if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
         raise ValueError(f"port {port!r} must be a number from 1 to 65535")
+    try:
+        if not host.isascii():
+            # As Trio, which brings this package, spells it when it dials.
+            idna.encode(host, uts46=True)
+    except UnicodeError as error:
+        raise ValueError(f"{host!r} cannot be a name of a machine") from error
     return host, int(port)
 
 

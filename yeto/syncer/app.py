@@ -157,8 +157,8 @@ async def listen(host: str, port: int) -> list[trio.SocketListener]:
                 await listener.aclose()
             listeners = await trio.open_tcp_listeners(chosen, host=host)
         return listeners
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
+    except (OSError, UnicodeError) as error:  # the other: no name can be spelled so
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             raise ConfigError(
                 f"--port {port}: in use on {host}; stop the other syncer or take another port (--port 0: any)"
             ) from error

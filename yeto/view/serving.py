@@ -38,8 +38,8 @@ async def listen(host: str, port: int, *, host_flag: str, port_flag: str) -> lis
     """
     try:
         listeners = await trio.open_tcp_listeners(port, host=host)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
+    except (OSError, UnicodeError) as error:  # the other: no name can be spelled so
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             raise ConfigError(
                 f"{port_flag} {port}: in use on {host}; take another port ({port_flag} 0: any)"
             ) from error

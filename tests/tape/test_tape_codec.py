@@ -169,7 +169,11 @@ REFUSED = {
     "an unknown kind": (b"push_received", b"push_imagined", 'field kind: "push_imagined" is not a kind'),
     "a kind that is no string": (b'"push_received"', b"7", "field kind: 7 is not a kind"),
     "a second header": (b"push_received", b"header", "the header belongs on line 1"),
-    "a number that is left out": (b'"seq":1', b'"seq":2', "field seq: found 2 where 1 is due"),
+    "a number that is left out": (
+        b'"seq":1',
+        b'"seq":2',
+        "is missing or doubled; look at the disk, bring the tape back",
+    ),
     "a number that is no number": (b'"seq":1', b'"seq":"1"', "field seq: expected a whole number"),
     "a time before the last": (b'"at":2.5', b'"at":-1.0', "field at: -1.0 lies before 0.0"),
     "a time that is none": (b'"at":2.5', b'"at":"2.5"', "field at: expected a finite number"),

@@ -23,10 +23,12 @@ END_FORM = _BEGIN + b'%08x"}\n'
 LINE_FORM = b"%b" + END_FORM
 """A line, given what stands before its end and the CRC-32 of that."""
 _END_BYTES = len(END_FORM % 0)
-MISMATCH = (
-    "the checksum does not fit: this line was changed after it was written; look at the disk, "
-    "bring the tape back from a copy, or go on without it (--resume with a new --event-tape)"
+DAMAGE_REMEDY = (
+    "look at the disk, bring the tape back from a copy, "
+    "or go on without it (--resume with a new --event-tape)"
 )
+"""What to do about a tape that is not as it was written."""
+MISMATCH = f"the checksum does not fit: this line was changed after it was written; {DAMAGE_REMEDY}"
 """What is wrong with a line that does not end with its checksum, and what to do."""
 
 

@@ -16,7 +16,7 @@ from cattrs import ClassValidationError
 from yeto.core.decisions import Decision
 from yeto.core.events import Event
 from yeto.errors import TapeError
-from yeto.tape.checksum import MISMATCH, SUMMED_FROM, has_some_sum, summed, without_sum
+from yeto.tape.checksum import DAMAGE_REMEDY, MISMATCH, SUMMED_FROM, has_some_sum, summed, without_sum
 from yeto.tape.mirror import DecisionEnvelope
 from yeto.tape.quick import read_line, write_line
 from yeto.tape.records import FORMAT_VERSION, HEADER_KIND, Header, Record
@@ -82,6 +82,11 @@ def _encode_thoroughly(seq: int, at: float, because: int | None, body: Body) -> 
 
 def _kind_of(body: Body) -> str:
     return HEADER_KIND if isinstance(body, Header) else body.kind
+
+
+def out_of_order(found: int, due: int) -> str:
+    """Return what is wrong with a record that has another number than its line, and what to do."""
+    return f"field seq: found {found} where {due} is due: a record is missing or doubled; {DAMAGE_REMEDY}"
 
 
 class Decoder:
@@ -187,7 +192,7 @@ class Decoder:
         at = field_of(fields, "at", structure_float)
         because = field_of(fields, "because", structure_int) if known.is_decision else None
         if seq != self.line:
-            raise Refused(f"field seq: found {seq} where {self.line} is due: a record is missing or doubled")
+            raise Refused(out_of_order(seq, self.line))
         if at < self.at:
             raise Refused(f"field at: {at} lies before {self.at} of the record above")
         if because is not None and (because != self._event_seq or because == 0 or at != self.at):

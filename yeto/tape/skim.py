@@ -21,7 +21,7 @@ from yeto.core.events import EVENTS
 from yeto.core.later import later_fields
 from yeto.errors import TapeError
 from yeto.tape.checksum import MISMATCH, SUMMED_FROM, fits
-from yeto.tape.codec import Decoder
+from yeto.tape.codec import Decoder, out_of_order
 from yeto.tape.mirror import mirrored
 from yeto.tape.records import Header, Record
 from yeto.tape.rules import UPCASTS
@@ -114,9 +114,7 @@ class Skimmer:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise self._damage(f"not a record: {error}") from None
         if item.seq != self.line - 1:
-            raise self._damage(
-                f"field seq: found {item.seq} where {self.line - 1} is due: a record is missing or doubled"
-            )
+            raise self._damage(out_of_order(item.seq, self.line - 1))
         if item.kind in SIZED:
             check_sizes(item.body, self.name, self.line)
         return item

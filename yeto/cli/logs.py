@@ -56,5 +56,5 @@ def logs_command(
 
         skypilot.do(skypilot.logs_words(name, part, follow=follow))
     except KeyboardInterrupt:
-        pass
+        pass  # whoever follows a log ends it so
     return 0

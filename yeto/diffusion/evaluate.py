@@ -30,6 +30,7 @@ EVAL_LEVELS: Final = 8
 EVAL_SAMPLES: Final = 4
 """Of them in one forward pass: always as many, so that the figure does not depend on the batch size."""
 _SEED: Final = 0x9E3779B1
+"""Any number, but always this one: learners and runs are compared at the same noise."""
 
 
 def heldout_samples(config: DiffusionConfig, needs: RowNeeds, encoders: Encoders) -> list[Samples]:

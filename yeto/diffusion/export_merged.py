@@ -29,6 +29,7 @@ _STORED: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bflo
 _BESIDE_PARTS: Final = ("model_index.json", "*.py", "LICENSE*")
 """What else a pipeline's folder has that its users need."""
 _HEAD_BYTES_MAX: Final = 100 << 20
+"""Of a safetensors file: more than the library itself takes for a head."""
 
 
 def write_merged(

@@ -31,6 +31,7 @@ from torch import Tensor
 from yeto.errors import ConfigError
 
 MIN_SNR_GAMMA: Final = 5.0
+"""The paper's own choice."""
 FLOW: Final = "flow"
 PREDICTIONS: Final = ("epsilon", "v_prediction", "sample")
 _FLOW_PREDICTION: Final = "flow_prediction"

@@ -185,7 +185,7 @@ class Pusher:
             try:
                 manifest, data = manifest_at(self._folder / manifest_file(step))
             except IncompleteCheckpoint:
-                continue
+                continue  # removed meanwhile, or cut off by a crash: an earlier one may do
             if self._tape.tells_of(manifest):
                 return manifest, data
         return None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from attrs import frozen
@@ -34,7 +34,7 @@ from yeto.state.manifest import (
     manifest_steps,
 )
 from yeto.storage import sync_folder
-from yeto.tape import Header, Mark, find_past, read
+from yeto.tape import Header, Mark, Record, find_past, read
 from yeto.wire.digest import digest
 
 
@@ -186,7 +186,7 @@ def _lines(store: Store, segment: Segment) -> bytes:
 def _check_tape(tape: Path, index: Index, manifest: Manifest) -> int:
     count, session = 0, None
 
-    def counted() -> object:
+    def counted() -> Iterator[Record]:
         nonlocal count, session
         for record in read(tape):
             count += 1
@@ -196,7 +196,7 @@ def _check_tape(tape: Path, index: Index, manifest: Manifest) -> int:
 
     digests = {entry.fragment: entry.params_digest for entry in manifest.fragments}
     mark = Mark(step=manifest.step, digests=digests, seq=manifest.tape_seq)
-    if find_past(counted(), mark) is None:  # type: ignore[arg-type]
+    if find_past(counted(), mark) is None:
         raise CheckpointError(f"the tape of copy {index.number} does not tell of its checkpoint")
     if session != index.session_id:
         raise CheckpointError(

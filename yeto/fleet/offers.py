@@ -28,6 +28,7 @@ ERRORS_SHOWN = 10
 PRICE_STEP = Decimal("0.0001")
 """Prices are rounded up to it, so that sums are exact and never too low."""
 PRICE_MAX = 100_000
+"""Far above any machine, as the two bounds below: a column of something else is noticed."""
 SCORE_STEP = Decimal("0.01")
 SCORE_MIN, SCORE_MAX = 1, 10
 QUOTA_MAX = 1_000_000

@@ -179,7 +179,7 @@ class Connection:
             except LinkRefused:
                 raise
             except (LinkClosed, ProtocolError):
-                pass
+                pass  # it says nothing, or nothing that makes sense; our own reason stands then
 
     async def run(self, initial: tuple[InitialFragment, ...]) -> YetoError:
         """Exchange until the connection ends.

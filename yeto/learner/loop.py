@@ -32,6 +32,7 @@ from yeto.learner.task import Batch, Task
 
 ADAM_BETAS = (0.9, 0.999)
 ADAM_EPS = 1e-8
+"""As in the paper (arXiv 1412.6980) and in every library."""
 
 EMPTY_GROUPS_MAX = 1000
 """Groups without a target in a row after which the data, not chance, is at fault."""

@@ -54,6 +54,7 @@ begins slowly and is twice as fast after each round trip, so a shorter one shows
 takes twice the most still arrives in the time that a syncer gives it."""
 
 ENOUGH_ROUND_TRIPS: Final = 10
+"""After so many a connection that doubles with each is a thousand times as fast as it began."""
 
 _ANSWER: Final = Legality("learner, answer to a HELLO", {MessageType.ERROR: (0, ERROR_BYTES_MAX)})
 

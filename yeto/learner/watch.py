@@ -31,6 +31,8 @@ import torch.distributed as dist
 from attrs import frozen
 
 BEAT_SECONDS = 5.0
+"""A silence is twelve of them: one that comes late ends nothing."""
+
 SILENCE_SECONDS = 60.0
 """Beats missing for so long end the island. Far more than any call that keeps a thread from running."""
 
@@ -41,6 +43,8 @@ LATE_SECONDS = 60.0
 """How much longer than ``--rank-timeout`` an operation itself waits: whoever can name a rank speaks first."""
 
 MESSAGE_BYTES = 512
+"""Of every message: who receives has to know the size before. Long enough for a reason in a line."""
+
 BEAT, BYE, FAILED = 0, 1, 2
 HEAD = 0
 

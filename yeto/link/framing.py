@@ -244,7 +244,7 @@ class FrameStream:
                 while await self._receive(DISCARD_BYTES):
                     pass
         except (LinkClosed, trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
+            pass  # it has hung up, which is all that was waited for
         finally:
             await self.close()
 

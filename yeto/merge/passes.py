@@ -22,7 +22,9 @@ from yeto.merge.sources import Source, flatten, of_tensor
 from yeto.wire.digest import RunningDigest, digest
 
 _WIDE: Final = 2.0**100
+"""A coefficient up to this, and one over it, is a normal f32 with room to be multiplied."""
 _STEP: Final = 2.0**64
+"""The power that is taken off one beyond: applied in two steps, neither leaves f32."""
 _INFINITY: Final = 0x7F800000
 """Bits of an infinite f32; those of a NaN are above."""
 _NO_HALVES: Final[Halves] = np.empty(0, dtype=np.uint16)

@@ -35,6 +35,7 @@ FINAL_PATIENCE_SECONDS = 60.0
 """How long SHUTDOWN is waited for after the final cut was acknowledged, from the last connect."""
 
 UNLIMITED = 1 << 62
+"""More steps than any simulation takes."""
 
 
 @frozen(kw_only=True, eq=False)

@@ -29,6 +29,7 @@ from yeto.wire.digest import RunningDigest, digest
 from yeto.wire.tensorbytes import Values
 
 _CHECKED_AT_A_TIME: Final = 1 << 16
+"""Values; 256 KiB, which a processor's cache holds between looking at them and adding them."""
 
 
 @frozen(kw_only=True, eq=False)

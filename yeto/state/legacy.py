@@ -39,6 +39,7 @@ from yeto.wire.tensorbytes import Values
 CONTRACT_MAGIC: Final = 0x52544353
 
 _FRAGMENT_BYTES_MIN: Final = 16
+"""Of a fragment without a value; a count that the file has no room for is refused before anything is made."""
 _LEDGER_ENTRY: Final = struct.Struct("<IQQQ")
 
 

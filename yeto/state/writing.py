@@ -123,7 +123,7 @@ def _supersede(disk: Disk, folder: Path, manifest: Manifest) -> dict[int, Manife
         try:
             earlier = read_manifest(folder / manifest_file(step))
         except CheckpointError:
-            continue
+            continue  # nothing can be taken over from it; whoever reads it says what is wrong
         if _contradict(earlier, manifest):
             wrong.append(step)
             continue

@@ -329,5 +329,5 @@ def _processor() -> str:
             if name.strip() == "model name":
                 return value.strip()
     except OSError:
-        pass
+        pass  # not a Linux
     return platform.processor() or "unknown processor"

@@ -54,6 +54,7 @@ LAST_WORDS_SECONDS: Final = 1.0
 """How long the end of a dead worker's stderr is waited for: somebody else may hold that pipe open."""
 
 LAST_WORDS_CHARACTERS: Final = 400
+"""How much of a line is kept for the sentence about a worker's end, and in memory of one without an end."""
 
 
 class SvdChild:

@@ -27,6 +27,7 @@ from yeto.tuning.export_fill import begins_at_zero
 from yeto.tuning.hub import cause_of
 
 PROBE_TOKENS = 16
+"""Enough for attention to matter; more would only take longer on a CPU."""
 _EXAMPLES = 3
 
 

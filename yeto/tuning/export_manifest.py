@@ -220,6 +220,7 @@ def _candidates(checkpoint: StoredCheckpoint, shapes: Mapping[str, tuple[int, ..
     merges = ["rda", "iso"]
     if checkpoint.facts.modes:
         merges = ["iso" if MergeMode.ISO in checkpoint.facts.modes else "rda"]
+    # A layout with embeddings has two fragments where one was asked for.
     layouts = [
         build_layout(dict(shapes), fragments=wish, pattern=pattern, matrix_merge=merge)
         for merge, pattern, wish in product(merges, ("binpack", "strided"), {count, max(1, count - 1)})

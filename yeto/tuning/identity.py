@@ -191,7 +191,7 @@ def files_digest(folder: Path, files: Sequence[Path], cache_folder: Path | None 
     try:
         return kept.read_text(encoding="ascii")
     except OSError:
-        pass
+        pass  # not hashed yet, or not readable: then it is hashed now
     digest = blake3()
     for path in files:
         contents = blake3(max_threads=blake3.AUTO).update_mmap(path).digest()

@@ -60,6 +60,7 @@ long as learners can repair it; a model further ahead scores worse than any of t
 DISK_CHECKPOINTS = 3
 """Room for so many checkpoints: one is written beside the last one, and one more is kept in reserve."""
 DISK_BYTES = 2**30
+"""And so much in any case: the tape and the logs grow there, too."""
 
 
 def find_alerts(board: Board, *, now: float, writer: str, live: Live) -> tuple[Alert, ...]:

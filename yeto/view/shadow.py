@@ -78,7 +78,7 @@ class Shadow:
     def feed(self, record: Item) -> None:
         """Take the next record."""
         self.at = record.at
-        handle = _HANDLERS.get(record.kind)
+        handle = self.HANDLERS.get(record.kind)
         # Facts that come after the end mean nothing any more, but to the next start.
         if handle is not None and (self.phase is not Phase.ENDED or record.kind in AFTER_THE_END):
             handle(self, record, record.body)
@@ -461,7 +461,7 @@ def _members(current: dict[int, str]) -> Map[int, Member]:
     )
 
 
-_HANDLERS: dict[str, Callable[[Shadow, Item, Any], None]] = {
+Shadow.HANDLERS = {
     HEADER_KIND: Shadow._header,
     ev.HelloReceived.kind: Shadow._hello,
     ev.LearnerJoined.kind: Shadow._joined,
@@ -502,9 +502,6 @@ _HANDLERS: dict[str, Callable[[Shadow, Item, Any], None]] = {
     de.CheckpointOrdered.kind: Shadow._checkpoint_ordered,
     de.BroadcastOrdered.kind: Shadow._broadcast,
 }
-"""What is done with a record of each kind; the others change nothing that is shown."""
 
 AFTER_THE_END = frozenset({ev.SessionResumed.kind, de.LearnerReleased.kind})
 """Kinds that mean something behind the end of a session, too."""
-
-Shadow.HANDLERS = _HANDLERS

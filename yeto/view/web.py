@@ -27,6 +27,7 @@ STREAMS_MAX = 24
 KEEPALIVE_SECONDS = 15.0
 """A stream without news says so often that it is there: proxies close silent ones after 30 s and more."""
 STEP_DIGITS_MAX = 15
+"""Of a round in an address: JavaScript has whole numbers of so many digits exactly."""
 
 
 def health(look: Look) -> tuple[bool, str]:

@@ -522,7 +522,7 @@ def test_space_for_two_checkpoints_is_required(tmp_path):
 
 def test_the_checkpoint_that_is_there_counts_as_one_of_the_two(tmp_path, folder):
     one = 8 * (shutil.disk_usage(tmp_path).free * 3 // 4 // 8)
-    with pytest.raises(CheckpointError, match=r"only .* are; make room"):
+    with pytest.raises(CheckpointError, match=r"only .* are; make room, or move the run to a larger disk"):
         require_space(folder, one // 8)
     (folder / "fragments").mkdir(parents=True)
     for number, start in enumerate(range(0, one, 2**40)):

@@ -152,7 +152,7 @@ def require_space(path: Path, params: int) -> None:
     if free < needed:
         raise CheckpointError(
             f"{path}: two checkpoints take {size_text(2 * one)}, for which {size_text(needed)} must "
-            f"be free and only {size_text(free)} are; make room or choose another --checkpoint-path"
+            f"be free and only {size_text(free)} are; make room, or move the run to a larger disk"
         )
 
 

@@ -63,6 +63,15 @@ async def test_a_run_goes_on_from_an_older_file(tmp_path, number, layout):
     assert final.training_manifest == learners[0].manifest.to_dict()
     assert kept_single_file(config.checkpoint_path).read_bytes() == data
     assert not config.checkpoint_path.with_name("state.ckpt.new").exists()
+    # The older file is no way back from a folder that was lost: six steps would be lost without a word.
+    config.checkpoint_path.rename(tmp_path / "lost")
+    tape = config.event_tape.read_bytes()
+    with (
+        pytest.raises(ConfigError, match=r"single-file is of step 2, .* the checkpoint of step 6"),
+        prepare(config),
+    ):
+        pass
+    assert config.event_tape.read_bytes() == tape
 
 
 async def test_who_does_not_fit_is_turned_away_and_changes_nothing(tmp_path):

@@ -192,7 +192,7 @@ async def test_what_stands_in_the_way_of_a_start_is_named(tmp_path):
     ):
         pass
     elsewhere = attrs.evolve(config, checkpoint_path=tmp_path / "other.ckpt")
-    with pytest.raises(ConfigError, match=r"is the tape of an earlier run.*--event-tape"), prepare(elsewhere):
+    with pytest.raises(ConfigError, match=r"other.ckpt: there is no checkpoint, but"), prepare(elsewhere):
         pass
     for changed, message in (
         ({"total_steps": 1}, "--total-steps 1: the checkpoint is at step"),
@@ -240,6 +240,49 @@ async def test_a_manifest_is_no_place_for_a_run_to_go_on_in(tmp_path):
     assert bodies(config.event_tape, ev.SessionResumed)[-1].step == step
 
 
+async def test_a_lost_checkpoint_is_no_new_beginning(tmp_path):
+    """However it is started, no tape is renamed and no fragment removed: a run may be saved with them."""
+    config = make_config(tmp_path)
+    async with running(config, *fakes()) as run:
+        await until(on_tape(config, ev.CheckpointWritten, 3))
+        run.stop()
+    folder, away = config.checkpoint_path, tmp_path / "away"
+    away.mkdir()
+    step = bodies(config.event_tape, ev.CheckpointWritten)[-1].step
+    told = rf"there is no checkpoint, but .*events.jsonl tells of that of step {step}: .*move both away"
+
+    def refused(match):
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        for mode in StartMode:
+            with pytest.raises(ConfigError, match=match), prepare(attrs.evolve(config, start=mode)):
+                pass
+        after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        assert {path: after[path] for path in after if path.suffix != ".lock"} == {
+            path: before[path] for path in before if path.suffix != ".lock"
+        }
+
+    for manifest in folder.glob("manifest-*.json"):
+        manifest.rename(away / manifest.name)
+    refused(told)
+    tape = config.event_tape.rename(away / "events.jsonl")
+    refused("fragments of an earlier run and no manifest")
+    folder.rename(away / folder.name)
+    tape.rename(config.event_tape)
+    refused(told)
+    config.event_tape.rename(tape)
+    with prepare(config) as start:
+        assert start.checkpoint is None
+
+
+async def test_what_a_first_checkpoint_leaves_half_done_is_no_run(tmp_path):
+    config = make_config(tmp_path)
+    left = config.checkpoint_path / "fragments" / "f0000-v00000000.safetensors"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    async with running(config, *fakes()) as run:
+        assert await run.end() == 0
+
+
 async def test_a_new_tape_may_be_named(tmp_path):
     config = make_config(tmp_path)
     async with running(config, *fakes()) as run:
@@ -247,6 +290,10 @@ async def test_a_new_tape_may_be_named(tmp_path):
         run.stop()
     fresh_tape = attrs.evolve(make_config(tmp_path, resume=True), event_tape=tmp_path / "second.jsonl")
     async with running(fresh_tape):
+        pass
+    # That it went on from a checkpoint is all that the second tape says of any.
+    elsewhere = attrs.evolve(fresh_tape, checkpoint_path=tmp_path / "nowhere.ckpt")
+    with pytest.raises(ConfigError, match=r"second.jsonl tells of that of step \d"), prepare(elsewhere):
         pass
     # Its checkpoint is still the one of the first tape; the second one begins with it.
     async with running(fresh_tape, *fakes()) as run:

@@ -23,7 +23,13 @@ if TYPE_CHECKING:
     )
     from yeto.state.inspection import Inspection, inspect
     from yeto.state.manifest import LedgerEntry, Manifest, OuterMark, read_manifest
-    from yeto.state.reading import StoredCheckpoint, has_checkpoint, open_checkpoint, read_checkpoint
+    from yeto.state.reading import (
+        StoredCheckpoint,
+        has_checkpoint,
+        has_orphans,
+        open_checkpoint,
+        read_checkpoint,
+    )
     from yeto.state.resume import SettingChange, validate_resume, validate_single_file
     from yeto.state.store import FragmentStore, FragmentVersion
     from yeto.state.takeover import checkpoint_at, kept_single_file, take_over
@@ -43,6 +49,7 @@ _HOME = {
     "checkpoint_lock": "guards",
     "final_marker_path": "guards",
     "has_checkpoint": "reading",
+    "has_orphans": "reading",
     "inspect": "inspection",
     "kept_single_file": "takeover",
     "open_checkpoint": "reading",
@@ -74,6 +81,7 @@ __all__ = [
     "checkpoint_lock",
     "final_marker_path",
     "has_checkpoint",
+    "has_orphans",
     "inspect",
     "kept_single_file",
     "open_checkpoint",

@@ -25,11 +25,13 @@ from yeto.state.digested import IncompleteCheckpoint, stated_digest
 from yeto.state.fragmentfile import read_fragment, read_params, require_size
 from yeto.state.legacy import read_older_params, read_single_file, scan_single_file
 from yeto.state.manifest import (
+    FRAGMENTS_FOLDER,
     FRESH_LOOKS_MAX,
     is_single_file,
     manifest_at,
     manifest_file,
     manifest_steps,
+    parse_fragment_file,
 )
 from yeto.state.store import FragmentVersion
 from yeto.wire.tensorbytes import Values
@@ -83,6 +85,16 @@ def has_checkpoint(path: Path) -> bool:
     """Return whether there is anything at ``path`` that a resume would read."""
     path = Path(path)
     return bool(manifest_steps(path)) if path.is_dir() else path.exists()
+
+
+def has_orphans(folder: Path) -> bool:
+    """Return whether a folder without a manifest has fragments that were trained.
+
+    Fragments of version 0 alone are what a crash leaves of a run's first checkpoint.
+    """
+    names = (path.name for path in (folder / FRAGMENTS_FOLDER).glob("*"))
+    found = [parsed for parsed in map(parse_fragment_file, names) if parsed is not None]
+    return not manifest_steps(folder) and any(version > 0 for _, version in found)
 
 
 def read_checkpoint(path: Path | str) -> Checkpoint:

@@ -12,12 +12,12 @@ from pathlib import Path
 import attrs
 
 from yeto.core import CoreConfig
-from yeto.core.events import SessionResumed
+from yeto.core.events import CheckpointWritten, SessionResumed
 from yeto.core.values import FragmentMark, LedgerEntry, OuterMark, SessionTerms
 from yeto.errors import CheckpointError
 from yeto.state import Checkpoint
 from yeto.syncer.pump import UNSTAMPED
-from yeto.tape import Mark, Past, Tail, TapeWriter, read
+from yeto.tape import Mark, Past, Record, Tail, TapeWriter, read
 from yeto.tape.past import PastSearch
 
 
@@ -48,6 +48,24 @@ def resume_tape(path: Path, checkpoint: Checkpoint) -> tuple[TapeWriter, Tail, P
     except BaseException:
         tape.close()
         raise
+
+
+def last_checkpoint(path: Path) -> int | None:
+    """Return the step of the last checkpoint that a tape tells of; None if its run never reached one.
+
+    Raises:
+        TapeError: the tape is damaged before its tail, or another process writes it.
+    """
+    step: int | None = None
+
+    def look(record: Record) -> None:
+        nonlocal step
+        if isinstance(record.body, CheckpointWritten | SessionResumed):
+            step = record.body.step
+
+    # Opening it to write shows that no other process does.
+    TapeWriter.resume(path, feed=look)[0].close()
+    return step
 
 
 def _search(checkpoint: Checkpoint) -> PastSearch:

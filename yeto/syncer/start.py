@@ -23,7 +23,7 @@ from attrs import frozen
 from yeto import __version__
 from yeto.core import CoreConfig, State, initial_state, step
 from yeto.core.decisions import SessionOpened
-from yeto.core.events import SessionResumed
+from yeto.core.events import CheckpointWritten, SessionResumed
 from yeto.core.outer import with_numbers
 from yeto.errors import CheckpointError, ConfigError
 from yeto.state import (
@@ -31,6 +31,7 @@ from yeto.state import (
     checkpoint_at,
     checkpoint_lock,
     has_checkpoint,
+    has_orphans,
     read_checkpoint,
     remove_superseded,
     require_space,
@@ -38,7 +39,14 @@ from yeto.state import (
     validate_single_file,
 )
 from yeto.syncer.config import StartMode, SyncerConfig
-from yeto.syncer.past import find_past, resume_tape, resumed_event, unknown_terms, wall_clock
+from yeto.syncer.past import (
+    find_past,
+    last_checkpoint,
+    resume_tape,
+    resumed_event,
+    unknown_terms,
+    wall_clock,
+)
 from yeto.syncer.payloads import Arithmetic, RecordingFolder, open_recording
 from yeto.tape import Header, Past, TapeWriter, read
 
@@ -82,6 +90,8 @@ def prepare(config: SyncerConfig) -> Iterator[Start]:
     with ExitStack() as held:
         held.enter_context(checkpoint_lock(config.checkpoint_path))
         there = has_checkpoint(checkpoint_at(config.checkpoint_path))
+        if not there:
+            _require_none_lost(config)
         if config.start is StartMode.RESUME and not there:
             raise CheckpointError(
                 f"--resume: there is no checkpoint at {config.checkpoint_path}; "
@@ -93,6 +103,23 @@ def prepare(config: SyncerConfig) -> Iterator[Start]:
                 "go on with it (--resume) or name another one (--checkpoint-path)"
             )
         yield _resumed(config, held) if there else _fresh(config, held)
+
+
+def _require_none_lost(config: SyncerConfig) -> None:
+    """Refuse to begin where a checkpoint has been: what is left of it may be all that is left of a run."""
+    if config.event_tape.exists():
+        step = last_checkpoint(config.event_tape)
+        if step is not None:
+            raise ConfigError(
+                f"{config.checkpoint_path}: there is no checkpoint, but {config.event_tape} tells of that of "
+                f"step {step}: bring it back from a copy, or name where it is (--checkpoint-path); to begin "
+                "anew, move both away"
+            )
+    elif has_orphans(config.checkpoint_path):
+        raise ConfigError(
+            f"{config.checkpoint_path}: there are fragments of an earlier run and no manifest: bring the "
+            "manifests back from a copy, or move the folder away to begin anew"
+        )
 
 
 def _fresh(config: SyncerConfig, held: ExitStack) -> Start:
@@ -194,9 +221,7 @@ def _older(config: SyncerConfig, held: ExitStack, core: CoreConfig, checkpoint: 
     state = initial_state(core)
     step(state, resumed_event(checkpoint, core, Past(checkpoint_seq=None), unknown_terms(checkpoint)))
     if config.event_tape.exists():
-        if any(isinstance(record.body, SessionOpened) for record in read(config.event_tape)):
-            # It is an earlier start from this file, or it stops here.
-            find_past(config.event_tape, checkpoint)
+        _require_nothing_after(config, checkpoint)
         # Whatever it tells was never in a checkpoint.
         _set_aside(config.event_tape)
     tape = held.enter_context(TapeWriter.create(config.event_tape, _header(core)))
@@ -208,6 +233,24 @@ def _older(config: SyncerConfig, held: ExitStack, core: CoreConfig, checkpoint: 
         checkpoint.step,
     )
     return Start(state=state, tape=tape, begin_at=0.0, older=checkpoint)
+
+
+def _require_nothing_after(config: SyncerConfig, checkpoint: Checkpoint) -> None:
+    """Refuse an older single file where a tape tells that the run has gone on from it, or is another one."""
+    opened, written = False, None
+    for record in read(config.event_tape):
+        opened = opened or isinstance(record.body, SessionOpened)
+        if isinstance(record.body, CheckpointWritten):
+            written = record.body.step
+    if written is not None:
+        raise ConfigError(
+            f"{checkpoint_at(config.checkpoint_path)} is of step {checkpoint.step}, but {config.event_tape} "
+            f"tells of the checkpoint of step {written}: bring that back from a copy, or name where it is "
+            "(--checkpoint-path); to begin anew from the older file, move the tape away"
+        )
+    if opened:
+        # It is an earlier start from this file, or it stops here.
+        find_past(config.event_tape, checkpoint)
 
 
 def _say_what_is_restored(checkpoint: Checkpoint, event: SessionResumed, target: int) -> None:
@@ -238,8 +281,6 @@ def _header(core: CoreConfig) -> Header:
 
 def _set_aside(tape: Path) -> None:
     """Rename the tape of a run that never reached its first checkpoint, so that nothing was lost with it."""
-    # Opening it to write shows that no other process does, and that it is a tape.
-    TapeWriter.resume(tape)[0].close()
     number = 1
     while (aside := tape.with_name(f"{tape.name}.{number}")).exists():
         number += 1

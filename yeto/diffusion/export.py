@@ -10,7 +10,7 @@ the pipeline is loaded to verify, not to export. Without a manifest the pipeline
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +28,7 @@ from yeto.errors import CheckpointError, ConfigError
 from yeto.state import StoredCheckpoint, open_checkpoint
 from yeto.tuning.export_facts import write_facts
 from yeto.tuning.export_fill import fill, warnings_of
-from yeto.tuning.export_lookahead import CHOICES, fate_of
+from yeto.tuning.export_lookahead import CHOICES, Fate, fate_of
 from yeto.tuning.export_manifest import ExportFlags, named_layout, require_sizes, shapes_of
 from yeto.tuning.export_place import free_place
 from yeto.tuning.placing import made_aside, put_in_place
@@ -138,17 +138,7 @@ def export(
                 verified = (
                     verify_merged(aside, plan, own, dtype) if merged else verify_adapters(aside, plan, own)
                 )
-            write_facts(
-                aside,
-                stored,
-                kind=kind,
-                identity=plan.found.identity,
-                tuning=plan.config.tuning,
-                lora={"r": plan.config.lora_r, "alpha": plan.config.lora_alpha, "targets": targets},
-                fate=fate,
-                verified=verified,
-                more={"pipeline": plan.found.kind, "folders": list(targets)},
-            )
+            _write_facts(stored, plan, kind, targets, fate, verified, aside)
             put_in_place(aside, output_dir, replace=overwrite)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"--output-dir {output_dir}: cannot write: {error}") from error
@@ -159,11 +149,8 @@ def export(
         moved = ", ".join(f"{part} by up to {change:.3g}" for part, change in verified.moved.items())
         say(f"verified: {verified.tensors} tensors; predictions moved: {moved}")
     say(f"done: {output_dir}; in Python:")
-    if merged:
-        say(f'  pipeline = DiffusionPipeline.from_pretrained("{output_dir}")')
-    else:
-        for part in targets:
-            say(f"  {how_to_load(plan.found.kind, output_dir / part, part)}")
+    for line in _loading(plan, kind, targets, output_dir):
+        say(f"  {line}")
     return DiffusionExportReport(
         output_dir=output_dir,
         kind=kind,
@@ -189,6 +176,36 @@ def _write_adapters(
             alpha=plan.config.lora_alpha,
             targets=names,
         )
+
+
+def _write_facts(
+    stored: StoredCheckpoint,
+    plan: DiffusionPlan,
+    kind: str,
+    targets: Mapping[str, Sequence[str]],
+    fate: Fate,
+    verified: Verified | None,
+    folder: Path,
+) -> None:
+    config = plan.config
+    write_facts(
+        folder,
+        stored,
+        kind=kind,
+        identity=plan.found.identity,
+        tuning=config.tuning,
+        lora={"r": config.lora_r, "alpha": config.lora_alpha, "targets": targets},
+        fate=fate,
+        verified=verified,
+        more={"pipeline": plan.found.kind, "folders": list(targets)},
+    )
+
+
+def _loading(plan: DiffusionPlan, kind: str, parts: Iterable[str], folder: Path) -> list[str]:
+    """Return the lines of Python that load what was written."""
+    if kind == MERGED:
+        return [f'pipeline = DiffusionPipeline.from_pretrained("{folder}")']
+    return [how_to_load(plan.found.kind, folder / part, part) for part in parts]
 
 
 def _named(

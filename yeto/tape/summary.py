@@ -138,7 +138,7 @@ class Summary:
         """Take the next record."""
         self.records += 1
         self.at = record.at
-        handle = _HANDLERS.get(record.kind)
+        handle = self.HANDLERS.get(record.kind)
         if handle is not None:
             handle(self, record)
 
@@ -311,7 +311,7 @@ def _count(refusals: dict[_Key, Refusal], key: _Key, seq: int, why: str) -> None
     refusals[key] = Refusal(count=known.count + 1 if known else 1, seq=seq, why=why)
 
 
-_HANDLERS: dict[str, Callable[[Summary, Any], None]] = {
+Summary.HANDLERS = {
     HEADER_KIND: Summary._header,
     AttemptDiscarded.kind: Summary._attempt_discarded,
     AttemptOpened.kind: Summary._attempt_opened,
@@ -326,5 +326,3 @@ _HANDLERS: dict[str, Callable[[Summary, Any], None]] = {
     SessionOpened.kind: Summary._opened,
     SessionResumed.kind: Summary._resumed,
 }
-
-Summary.HANDLERS = _HANDLERS

@@ -16,6 +16,10 @@ import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -137,7 +141,7 @@ def plain_sentence(rng: random.Random) -> str:
     )
 
 
-def build_tokenizer() -> object:
+def build_tokenizer() -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer on the grammar and give it the chat template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

@@ -82,7 +82,7 @@ class Campaign:
     async def play(self, points: Sequence[Point]) -> None:
         """Play points, so many at a time."""
         waiting = iter(list(enumerate(points)))
-        began, told = time.monotonic(), 0
+        began, told = time.monotonic(), 0.0
 
         async def work() -> None:
             nonlocal told
@@ -132,7 +132,7 @@ class Campaign:
 
     def table(self) -> str:
         """Return what happened, a line for each kind and part."""
-        rows = [("kind", "of", "points", *WORDS)]
+        rows: list[tuple[str, ...]] = [("kind", "of", "points", *WORDS)]
         for kind, part in sorted({(kind, part) for kind, part, _ in self.tally}):
             counts = [self.tally[kind, part, word] for word in WORDS]
             rows.append((kind, part, str(sum(counts)), *(str(count or "-") for count in counts)))

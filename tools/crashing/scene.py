@@ -192,6 +192,7 @@ class Scene:
             process.join()
             code = process.exitcode
             process.close()
+        assert code is not None, "it was joined"
         life = Life(code=code, calls=tuple(read_calls(calls)), said=_text(said), fault=fault)
         self.outcome.lives.append(life)
         if limit.cancelled_caught:
@@ -320,7 +321,7 @@ AnyScene = TypeVar("AnyScene", bound=Scene)
 
 @contextmanager
 def scene_in(
-    parent: Path, context: ForkServerContext, kind: type[AnyScene] = Scene, **settings: Any
+    parent: Path, context: ForkServerContext, kind: type[AnyScene], **settings: Any
 ) -> Iterator[AnyScene]:
     """A scene in a new folder, which goes with the block unless it fails."""
     folder = Path(tempfile.mkdtemp(prefix="scene-", dir=parent))

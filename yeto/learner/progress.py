@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -78,7 +78,7 @@ class Progress:
         self.merges = 0
         """Broadcasts that changed the local weights."""
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         console = Console(file=self._stream)
         if console.is_terminal:
             self._live = Live(

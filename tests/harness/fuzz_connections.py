@@ -119,6 +119,9 @@ class Everything:
     def init_arrived(self, member, head, buffer):
         assert head.fragment == 0
 
+    def waits_for(self, member):
+        return False
+
     def manifest_arrived(self, manifest):
         assert manifest.contract() == IDENTITY.contract
 

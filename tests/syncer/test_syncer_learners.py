@@ -220,6 +220,30 @@ async def test_an_initial_set_belongs_to_one_connection(tmp_path):
     assert [ref.version for ref in first_broadcast.fragments] == [0, 0, 0]
 
 
+async def test_a_learner_that_lives_on_in_another_run_is_told_so_and_nobody_waits_for_it(tmp_path):
+    """Its syncer lost everything and began anew: its initial values went to the one before."""
+
+    async def beat_on(learner):
+        while True:
+            learner.beat()
+            await trio.sleep(0.02)
+
+    config = make_config(tmp_path, bounds=attrs.evolve(BOUNDS, initial_seconds=0.2))
+    layout = small_layout()
+    stray = FakeLearner(learner=0, layout=layout, local_step=153, reconnects=True, on_connected=beat_on)
+    stray.has_been_sent(range(len(layout.fragments)))
+    async with running(config, stray) as run:
+        await until(lambda: stray.error is not None)
+        assert "at the beginning of a run, and learner 0, at local step 153 of another" in stray.error
+        assert "start it again; " in stray.error
+        # Neither is it refused to have trained: who sends its values is welcome.
+        for learner in fakes(layout=layout, local_step=7, on_connected=beat_on):
+            run.join(learner)
+        assert await run.end() == 0
+    (released,) = bodies(config.event_tape, de.SessionReleased)
+    assert "after 0 of 3 initial fragments" in released.why
+
+
 async def test_a_large_push_goes_in_slices_over_all_streams(tmp_path):
     layout = small_layout(num_fragments=2, numel=(2 * SLICE_BYTES + 4096) // 4)
     config = make_config(tmp_path, total_steps=2)

@@ -81,6 +81,8 @@ class Bounds:
     """A group without one byte on its control socket for so long is gone: three missed heartbeats."""
     manifest_seconds: float = 5.0
     """How long a learner with another contract is given to say what differs before it is refused."""
+    initial_seconds: float = 10.0
+    """How long a learner 0 that has trained may say so and send nothing of the initial values it owes."""
     farewell_seconds: float = 5.0
     """How long a closing connection may take to read its last frame and hang up."""
     progress_seconds: float = 60.0

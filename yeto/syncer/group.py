@@ -100,6 +100,7 @@ class LearnerGroup:
         self._acknowledged: int | None = None
         self._budget: int | None = None
         self._resends = 0
+        self._first_beat_at: float | None = None
         sizes = TensorSizes.of(hello.layout.numels, hello.dtype)
         self._link = Group(
             control,
@@ -194,6 +195,7 @@ class LearnerGroup:
             case MessageType.HEARTBEAT:
                 beat = messages.Heartbeat.decode(payload)
                 check_bounds(beat, learner=learner)
+                self._require_initial(beat.local_step)
                 if beat.local_step > self._local_step and self._allowances.heartbeats.take():
                     self._local_step = beat.local_step
                     await self._facts.tell(
@@ -250,6 +252,24 @@ class LearnerGroup:
         if any(isinstance(decision, PushAdmitted) for decision in decisions):
             return self._pushes.push_buffer(self.member, head, size)
         return None
+
+    def _require_initial(self, local_step: int) -> None:
+        """Refuse a learner 0 that is still in another run: it sent its initial values there, once for all.
+
+        Only a learner that is connected to another syncer than before can have trained and send none. Without
+        this both would wait in silence. Initial values go out before the first heartbeat.
+        """
+        now = trio.current_time()
+        if self._first_beat_at is None:
+            self._first_beat_at = now
+        is_late = now - self._first_beat_at >= self._bounds.initial_seconds
+        if local_step > 0 and is_late and not self.finishing and self._first_values.waits_for(self.member):
+            self.refuse(
+                f"this syncer is at the beginning of a run, and learner {self.member.learner}, at local "
+                f"step {local_step} of another, sends no initial values; to begin with it, start it again; "
+                "to go on with its run, start the syncer of that with --resume",
+                permanent=True,
+            )
 
     def _meter(self, allowance: Allowance, what: str) -> None:
         """Raise ProtocolError when a learner says something more often than it has reason to."""

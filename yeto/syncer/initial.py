@@ -56,6 +56,10 @@ class Initial:
         assert self._nursery is not None
         self._nursery.start_soon(self._decode, member, head.fragment, buffer)
 
+    def waits_for(self, member: Member) -> bool:
+        """Whether initial values are wanted of this member, and nothing of them has come."""
+        return self._session.waits_for(member)
+
     def manifest_arrived(self, manifest: TrainingManifest) -> None:
         """Keep it if it is the session's."""
         self._session.offer_manifest(manifest)

@@ -47,6 +47,9 @@ class FirstValues(Protocol):
     def init_arrived(self, member: Member, head: InitHeader, buffer: Buffer) -> None:
         """Take an initial value that is there whole."""
 
+    def waits_for(self, member: Member) -> bool:
+        """Whether initial values are wanted of this member, and nothing of them has come."""
+
     def manifest_arrived(self, manifest: TrainingManifest) -> None:
         """Take a training manifest that hashes to its learner's contract."""
 

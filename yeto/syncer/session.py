@@ -113,6 +113,10 @@ class Session:
             self._missing.remove(fragment)
         return wanted
 
+    def waits_for(self, member: Member) -> bool:
+        """Whether initial values are wanted of this member, and none is on its way yet."""
+        return member == self.opener and len(self._missing) == len(self.require_terms().layout.fragments)
+
     def stage(self, member: Member, version: FragmentVersion) -> None:
         """Hold an initial value until the coordinator has judged it."""
         self._staged[member, version.fragment] = version

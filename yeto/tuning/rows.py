@@ -213,25 +213,18 @@ class FileSource:
         try:
             with self._fs.open(path, "rb") as file:
                 table = pyarrow.parquet.ParquetFile(file)
-                place = 0
-                for group in range(table.num_row_groups):
-                    size = table.metadata.row_group(group).num_rows
-                    if place + size <= cursor.byte:
-                        place += size
-                        continue
-                    for batch in table.iter_batches(PARQUET_BATCH_ROWS, row_groups=[group]):
-                        for offset in range(batch.num_rows):
-                            row = cursor.row + place - cursor.byte
-                            if place >= cursor.byte and (wanted is None or row in wanted):
-                                origin = f"{label} row {place}"
-                                with _reading(origin):
-                                    taken = batch.slice(offset, 1).to_pylist()[0]
-                                after = Cursor(row=row + 1, file=cursor.file, byte=place + 1)
-                                yield Row(index=row, value=table_row(taken), origin=origin, after=after)
-                            place += 1
+                num_rows = table.metadata.num_rows
+                for place, batch, offset in _parquet_places(table, cursor.byte):
+                    row = cursor.row + place - cursor.byte
+                    if wanted is None or row in wanted:
+                        origin = f"{label} row {place}"
+                        with _reading(origin):
+                            taken = batch.slice(offset, 1).to_pylist()[0]
+                        after = Cursor(row=row + 1, file=cursor.file, byte=place + 1)
+                        yield Row(index=row, value=table_row(taken), origin=origin, after=after)
         except (pyarrow.ArrowException, UnicodeDecodeError) as error:
             raise DataError(f"{label}: not a readable parquet file: {error}") from error
-        return Cursor(row=cursor.row + max(0, place - cursor.byte), file=cursor.file, byte=place)
+        return Cursor(row=cursor.row + max(0, num_rows - cursor.byte), file=cursor.file, byte=num_rows)
 
 
 class TableSource:
@@ -250,6 +243,22 @@ class TableSource:
                 with _reading(origin):
                     taken = self._table[row]
                 yield Row(index=row, value=table_row(taken), origin=origin, after=Cursor(row=row + 1))
+
+
+def _parquet_places(table: Any, first: int) -> Iterator[tuple[int, Any, int]]:
+    """Yield number, batch and place in it of every row of a parquet file from ``first`` on.
+
+    Groups of rows that lie before are not read.
+    """
+    begin = 0
+    for group in range(table.num_row_groups):
+        end = begin + table.metadata.row_group(group).num_rows
+        if first < end:
+            for batch in table.iter_batches(PARQUET_BATCH_ROWS, row_groups=[group]):
+                for offset in range(max(0, first - begin), batch.num_rows):
+                    yield begin + offset, batch, offset
+                begin += batch.num_rows
+        begin = end
 
 
 @contextmanager

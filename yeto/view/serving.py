@@ -133,7 +133,7 @@ class HttpServer:
         try:
             await TCPServer(self._app, self._config, self._context, LifespanState(), stream).run()  # type: ignore[arg-type]
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
+            pass  # the client has gone, as clients do
         except Exception:
             # One client's request; the others go on.
             logging.getLogger("yeto.view").debug("a connection failed", exc_info=True)

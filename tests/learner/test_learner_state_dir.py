@@ -196,6 +196,7 @@ async def test_after_the_final_cut_a_restart_says_that_it_is_over(learn, state):
         assert outcome.exit_code == 0
         assert "this learner's run is over (global result of step 4 saved in" in outcome.reason
         assert "give another --state-dir, or remove" in outcome.reason
+        assert outcome.reason.endswith(f"remove {state['state_dir'] / 'done.json'} alone")
 
 
 @pytest.mark.parametrize("change", ["named-another", "removed", "emptied", "noted-by-an-older-version"])

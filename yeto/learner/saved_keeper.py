@@ -12,7 +12,7 @@ from yeto.errors import ConfigError
 from yeto.learner.anchors import FragmentBook
 from yeto.learner.config import LearnerConfig
 from yeto.learner.saved import SavedLoop, SavedState
-from yeto.learner.saved_folder import StateFolder
+from yeto.learner.saved_folder import DONE, StateFolder
 from yeto.wire.fingerprint import layout_fingerprint
 from yeto.wire.layout import Layout
 
@@ -44,11 +44,13 @@ class StateKeeper:
         Raises:
             ConfigError: it is, and its result is not in this ``--output-dir``.
         """
-        finished = None if self._folder is None else self._folder.done
-        if finished is None:
+        if self._folder is None or (finished := self._folder.done) is None:
             return None
-        config = self._config
-        remedy = f"for another run give another --state-dir, or remove {config.state_dir}"
+        config, folder = self._config, self._folder.path
+        remedy = (
+            f"for another run give another --state-dir, or remove {folder}; if the syncer goes on with this "
+            f"one (--resume with a larger --total-steps), remove {folder / DONE} alone"
+        )
         if not finished.is_in(config.output_dir):
             raise ConfigError(
                 f"--state-dir {config.state_dir}: this learner's run is over ({finished.reason}), and its "

@@ -78,7 +78,7 @@ def _found(search: PastSearch, path: Path, checkpoint: Checkpoint) -> Past:
     if past is None:
         raise CheckpointError(
             f"{path} is not the tape of this checkpoint: it never was at step {checkpoint.step} with these "
-            "values; name the right one, or a new one to go on without its history (--event-tape)"
+            "values; name the right one, or, if its end is lost, a new one to go on without it (--event-tape)"
         )
     return past
 

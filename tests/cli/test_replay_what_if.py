@@ -65,7 +65,7 @@ def test_the_page_lists_the_settings():
     [
         ("grace=0", "'grace=0' is no setting; give NAME=VALUE with commas between them, of grace-ms, "),
         ("quorum", "'quorum' is no setting"),
-        ("", "'' is no setting"),
+        ("", "is empty; give it a value"),
         ("quorum=1,,", "'' is no setting"),
         ("quorum=1,quorum=2", "quorum is given twice"),
         ("quorum=1.5", "quorum=1.5: expected a whole number"),

@@ -29,7 +29,7 @@ from yeto.learner.progress import Progress
 
 BUILDERS = {"sd": tiny_sd, "sd3": tiny_sd3}
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "white": (255, 255, 255)}
-ROUNDS, FRAGMENTS = 10, 2
+ROUNDS, FRAGMENTS = 16, 2
 LEARNERS = 2
 
 

@@ -39,7 +39,7 @@ class Echo(svd_worker.Computer):
     def merged(self, matrix):
         return matrix
 svd_worker.Computer = Echo
-sys.exit(svd_worker.main(sys.argv[3:]))
+sys.exit(svd_worker.main(sys.argv[sys.argv.index("yeto.merge.svd_worker") + 1 :]))
 """
 
 BARE_ECHO = """

@@ -11,6 +11,7 @@ import trio
 from yeto.errors import YetoError
 from yeto.fleet import children
 from yeto.fleet.children import Child
+from yeto.learner import saved_folder
 
 
 @pytest.fixture
@@ -106,6 +107,15 @@ async def test_a_child_without_a_log_speaks_where_its_parent_does(tmp_path, capf
     code = await speaking.wait()
     assert capfd.readouterr().out == f"{tmp_path}\nyeto: no\n"
     assert str(speaking.failure(code)) == "worker: exit code 3"
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_only_what_a_learner_marked_as_over_is_cleared(tmp_path, over):
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / (saved_folder.DONE if over else "set")).write_text("{}")
+    children.clear_finished(state)
+    assert state.exists() is not over
 
 
 @pytest.mark.skipif(

@@ -31,7 +31,7 @@ from torch import Tensor
 from yeto.errors import ConfigError
 
 MIN_SNR_GAMMA: Final = 5.0
-"""The paper's own choice."""
+"""Gamma of the min-SNR weighting, as its paper has it (arXiv 2303.09556)."""
 FLOW: Final = "flow"
 PREDICTIONS: Final = ("epsilon", "v_prediction", "sample")
 _FLOW_PREDICTION: Final = "flow_prediction"
